@@ -1,0 +1,32 @@
+"""demx: samples from p(x) ∝ exp(-E(x)) when all you have is the energy.
+
+sampler = demx.fit("gmm40", budget="2m")
+samples = sampler.sample(1000)
+"""
+
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+_LAZY = {
+    "fit": "demx.api",
+    "load": "demx.api",
+    "Fitted": "demx.api",
+    "Samples": "demx.types",
+    "UserError": "demx.errors",
+    "Diverged": "demx.errors",
+}
+__all__ = [*_LAZY]
+
+if TYPE_CHECKING:
+    from demx.api import Fitted, fit, load
+    from demx.errors import Diverged, UserError
+    from demx.types import Samples
+
+
+def __getattr__(name: str):
+    """Import on first use, so that `demx --help` does not wait for JAX."""
+    if name in _LAZY:
+        import importlib
+
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'demx' has no attribute {name!r}")

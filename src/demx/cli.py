@@ -1,0 +1,192 @@
+"""The command `demx`. Nothing heavy is imported before a command has been chosen."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from demx.errors import Diverged, UserError
+
+Run = Annotated[str, tyro.conf.Positional]
+
+
+def fit(
+    target: Run,
+    /,
+    method: str = "idem",
+    seed: int = 0,
+    budget: str | None = None,
+    directory: str | None = None,
+    scale: float = 1.0,
+    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
+    warm_start: str | None = None,
+    quiet: bool = False,
+) -> None:
+    """Train a sampler on a target, or go on with a run that was interrupted.
+
+    The same command resumes: what an uninterrupted run would have given, to the bit.
+
+    Args:
+        target: a name from `demx list`.
+        method: a name from `demx list`.
+        seed: all randomness of the run follows from it.
+        budget: stop after this much training, such as 90s, 10m, 2h or 5e6calls.
+        directory: where the run is kept (default: runs/TARGET-METHOD-seedSEED).
+        scale: rough width of the target's mass; used where no preset says better.
+        set: change a setting, such as training.batch_size=64; may be given many times.
+        warm_start: npz or npy file of existing samples to fill the buffer with.
+        quiet: no progress.
+    """
+    from demx import api, config
+
+    directory = directory or f"runs/{target}-{method}-seed{seed}"
+    start = None if warm_start is None else load_samples(Path(warm_start))
+    fitted = api.fit(
+        target,
+        method=method,
+        seed=seed,
+        budget=budget,
+        directory=directory,
+        scale=scale,
+        settings=config.parse_set(set),
+        warm_start=start,
+        progress=not quiet,
+    )
+    p = fitted.progress
+    total = fitted.config["training"]["outer_steps"]
+    print(
+        f"{directory}: {p.step} of {total} outer loops, {p.energy_calls:,} energy calls, "
+        f"{p.seconds:.0f} s of training"
+    )
+
+
+def load_samples(path: Path):
+    """x of an npz file, or a plain npy array."""
+    import numpy as np
+
+    try:
+        data = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: expected an npz or npy file of samples ({error})") from error
+    if isinstance(data, np.ndarray):
+        return data
+    if "x" not in data:
+        raise UserError(f"{path}: expected an array named 'x', found {', '.join(data)}")
+    return data["x"]
+
+
+def sample(
+    run: Run,
+    /,
+    n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1000,
+    output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None,
+    seed: int = 0,
+    weights: bool = False,
+) -> None:
+    """Draw samples from a run.
+
+    Args:
+        run: a run directory.
+        n: how many.
+        output: npz file (default: samples.npz in the run directory); holds x, energy,
+            and with --weights log_weight and log_prob.
+        seed: the same seed gives the same samples.
+        weights: draw from the probability-flow ODE, with importance weights and densities.
+    """
+    import numpy as np
+
+    from demx import api
+    from demx.evaluate.evaluation import batched_energies
+
+    fitted = api.load(run)
+    samples = fitted.sample(n, seed=seed, weights=weights)
+    path = Path(output) if output else Path(run) / "samples.npz"
+    arrays = {"x": np.asarray(samples.x)}
+    arrays["energy"] = batched_energies(fitted.target, arrays["x"])
+    for name in ("log_weight", "log_prob"):
+        value = getattr(samples, name)
+        if value is not None:
+            arrays[name] = np.asarray(value)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(path, **arrays)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error})") from error
+    calls = samples.energy_calls + n
+    bad = int((~np.isfinite(arrays["energy"])).sum())
+    print(f"{path}: {n} samples, {bad} with an energy that is not finite, {calls:,} energy calls")
+
+
+def evaluate(
+    run: Run,
+    /,
+    n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1000,
+    repeats: int = 10,
+    seed: int = 1,
+    json: bool = False,
+) -> None:
+    """Say how good a run's samples are: every metric beside its floor.
+
+    The floor is what perfect samples get: the same metric between two reference sets.
+
+    Args:
+        run: a run directory.
+        n: size of one block of samples.
+        repeats: blocks; standard errors come from their spread.
+        seed: of the samples and of the reference.
+        json: print JSON instead of a table.
+    """
+    from demx import api
+    from demx.report import tables
+
+    fitted = api.load(run)
+    if n < 2 or repeats < 2:
+        raise UserError(f"expected -n and --repeats of at least 2, got {n} and {repeats}")
+    found = fitted.evaluate(n, repeats=repeats, seed=seed)
+    if json:
+        print(tables.as_json(fitted, found))
+    else:
+        tables.show(fitted, found)
+
+
+def report(run: Run, /, n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1000) -> None:
+    """Write report.html into a run directory: one file to open in a browser.
+
+    Args:
+        run: a run directory.
+        n: size of one block of samples for the metrics.
+    """
+    from demx.report import html
+
+    print(html.write(Path(run), n))
+
+
+def list_() -> None:
+    """List targets, methods, and what the sections of a configuration can be."""
+    from demx.report import tables
+
+    tables.show_registries()
+
+
+def main() -> None:
+    """Entry point: errors a user can mend end with one line and exit code 2."""
+    commands = {
+        "fit": fit,
+        "sample": sample,
+        "evaluate": evaluate,
+        "report": report,
+        "list": list_,
+    }
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            commands,
+            prog="demx",
+            description="Samples from p(x) ∝ exp(-E(x)), from the energy alone.",
+        )
+    except (UserError, Diverged) as error:
+        print(f"demx: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("demx: interrupted", file=sys.stderr)
+        sys.exit(130)

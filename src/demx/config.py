@@ -1,0 +1,183 @@
+"""A run's configuration: a preset, changed by the user, completed by defaults, written as TOML.
+
+Every section names a kind out of a registry and that kind's settings:
+
+    [noise]
+    kind = "geometric"
+    sigma_min = 0.4
+    sigma_max = 80.0
+"""
+
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from importlib import resources
+from typing import Any
+
+import tomli_w
+
+from demx import registry
+from demx.buffer import BUFFERS
+from demx.errors import UserError
+from demx.estimator import ESTIMATORS, WRAPPERS, Clipped, Draws
+from demx.methods import METHODS
+from demx.methods.idem import Pin
+from demx.methods.matching import Training
+from demx.model import PRECONDITIONS
+from demx.networks import NETWORKS
+from demx.noise import NOISES
+from demx.sde import RULES, Grid
+from demx.space import MeanFree, Space
+from demx.targets import TARGETS
+from demx.types import Method, Target
+
+KINDS: dict[str, Mapping[str, Any]] = {
+    "noise": NOISES,
+    "estimator": ESTIMATORS,
+    "network": NETWORKS,
+    "precondition": PRECONDITIONS,
+    "buffer": BUFFERS,
+    "explore": RULES,
+}
+
+
+def clip(*, max_norm: float = math.inf, max_shift: float = math.inf) -> dict[str, float]:
+    """Shorten the vectors of the score estimates to at most min(max_norm, max_shift/σ²)."""
+    return {"max_norm": max_norm, "max_shift": max_shift}
+
+
+def evaluation(*, every: int = 10, n: int = 1000) -> tuple[int, int]:
+    """Look at the sampler every so many outer loops (0: never), on n samples."""
+    if every < 0 or n < 2:
+        raise ValueError(f"expected every >= 0 and n >= 2, got every={every}, n={n}")
+    return every, n
+
+
+SINGLE: dict[str, Callable] = {
+    "draws": Draws,
+    "grid": Grid,
+    "training": Training,
+    "evaluation": evaluation,
+}
+OPTIONAL: dict[str, Callable] = {"clip": clip, "pin": Pin}
+Config = dict[str, Any]
+
+
+def preset(method: str, target: str) -> Config:
+    """The shipped preset of a method on a target, or an empty one."""
+    file = resources.files("demx.presets") / f"{method}-{target}.toml"
+    return tomllib.loads(file.read_text()) if file.is_file() else {}
+
+
+def generic(space: Space, scale: float) -> Config:
+    """A start for any target whose mass lies within a few `scale` of the origin."""
+    if not scale > 0:
+        raise UserError(f"scale: expected a positive number, got {scale}")
+    return {
+        "noise": {"kind": "geometric", "sigma_min": 0.02 * scale, "sigma_max": 4 * scale},
+        "precondition": {"kind": "denoiser", "sigma_data": scale},
+        "network": {"kind": "lean" if isinstance(space, MeanFree) else "mlp"},
+        "grid": {"sigma_last": 0.01 * scale},
+    }
+
+
+COMMON: Config = {
+    "estimator": {"kind": "log_sum_exp", "wrap": []},
+    "draws": {"num_samples": 256},
+    "buffer": {"kind": "ring"},
+    "explore": {"kind": "posterior"},
+    "training": {"prior_fraction": 0.05},
+    "grid": {},
+    "evaluation": {},
+}
+
+
+def merge(*layers: Mapping[str, Any]) -> Config:
+    """Later layers win, key by key. A section that changes its kind starts anew."""
+    merged: Config = {}
+    for layer in layers:
+        for name, value in layer.items():
+            old = merged.get(name)
+            if isinstance(value, Mapping) and isinstance(old, Mapping):
+                fresh = "kind" in value and value["kind"] != old.get("kind")
+                merged[name] = dict(value) if fresh else {**old, **value}
+            else:
+                merged[name] = dict(value) if isinstance(value, Mapping) else value
+    return merged
+
+
+def parse_set(assignments: list[str] | tuple[str, ...]) -> Config:
+    """['training.batch_size=64', …] to nested settings; values are written as in TOML."""
+    layer: Config = {}
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        section, dot, name = path.strip().partition(".")
+        if not (equals and dot and name):
+            raise UserError(f"--set: expected section.name=value, got {assignment!r}")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()  # a bare word is a string
+        layer.setdefault(section, {})[name] = value
+    return layer
+
+
+def resolve_sections(space: Space, layers: list[Config], scale: float) -> Config:
+    """Every section complete: generic start, then the layers; unknown names stop."""
+    raw = merge(COMMON, generic(space, scale), *layers)
+    known = {*KINDS, *SINGLE, *OPTIONAL}
+    resolved: Config = {}
+    for name in raw:
+        if name not in known:
+            raise UserError(f"unknown section {name!r}; {registry.suggest(name, known)}")
+    for name, entries in KINDS.items():
+        given = dict(raw[name])
+        kind = given.pop("kind")
+        wrap = {"wrap": _wrappers(given.pop("wrap", []))} if name == "estimator" else {}
+        factory = registry.find(name, kind, entries)
+        resolved[name] = {"kind": kind, **wrap, **registry.complete(name, factory, given)}
+    for name, factory in SINGLE.items():
+        resolved[name] = registry.complete(name, factory, raw[name])
+    for name, factory in OPTIONAL.items():
+        if name in raw:
+            resolved[name] = registry.complete(name, factory, raw[name])
+    return resolved
+
+
+def _wrappers(names: Any) -> list[str]:
+    for name in [names] if isinstance(names, str) else names:
+        registry.find("estimator wrapper", name, WRAPPERS)
+    return [names] if isinstance(names, str) else list(names)
+
+
+def build_target(name: str, settings: Mapping[str, Any]) -> Target:
+    factory = registry.find("target", name, TARGETS)
+    return registry.build("target", factory, registry.complete("target", factory, settings))
+
+
+def build_method(name: str, target: Target, sections: Config, warm_start=None) -> Method:
+    """The parts of each section, then the method made of them."""
+    method = registry.find("method", name, METHODS)
+    parts = {}
+    for section, factory in (SINGLE | OPTIONAL).items():
+        if section in sections:
+            parts[section] = registry.build(section, factory, sections[section])
+    for section, entries in KINDS.items():
+        settings = {k: v for k, v in sections[section].items() if k not in ("kind", "wrap")}
+        factory = registry.find(section, sections[section]["kind"], entries)
+        if section == "network":
+            network = (factory, settings)
+        else:
+            parts[section] = registry.build(section, factory, settings)
+    for name in sections["estimator"]["wrap"]:
+        parts["estimator"] = WRAPPERS[name](parts["estimator"])
+    if "clip" in parts:
+        parts["estimator"] = registry.build("clip", Clipped, parts.pop("clip"), parts["estimator"])
+    parts.pop("evaluation")
+    factory, settings = network
+    make = lambda key: registry.build("network", factory, settings, target.space, key)  # noqa: E731
+    return method(target, network=make, warm_start=warm_start, **parts)
+
+
+def dumps(config: Config) -> str:
+    return tomli_w.dumps(config)

@@ -1,0 +1,49 @@
+"""The one door to a target: log-densities and scores of many points, with bad points counted.
+
+log p̃(x) = -E(x): the sign is turned here and nowhere else. One point evaluated, with or
+without its gradient, is one energy call.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from demx.types import Target
+
+
+class Evaluation(NamedTuple):
+    """log p̃ and its gradient at N points; `bad` marks where either was not finite."""
+
+    log_density: Float[Array, " N"]
+    score: Float[Array, "N ..."]
+    bad: Bool[Array, " N"]
+
+
+def evaluate(target: Target, xs: Float[Array, "N ..."]) -> Evaluation:
+    """log p̃(x_i) and ∇log p̃(x_i) for points of shape (N, *space.shape): N energy calls.
+
+    A bad point gets log p̃ = -∞ and score 0, so that no weight can fall on it, and is marked.
+    -∞ itself (outside the support) is a legal value of log p̃; NaN, +∞ and a gradient
+    that is not finite where log p̃ is, are not.
+    """
+    fused = getattr(target, "log_density_and_score", None)
+    if fused is None:
+        log_density, score = jax.vmap(jax.value_and_grad(target.log_density))(xs)
+    else:
+        log_density, score = fused(xs)
+    axes = tuple(range(1, score.ndim))
+    legal = jnp.isfinite(log_density) & jnp.all(jnp.isfinite(score), axis=axes)
+    outside = log_density == -jnp.inf
+    keep = legal.reshape(legal.shape + (1,) * len(axes))
+    return Evaluation(
+        jnp.where(legal, log_density, -jnp.inf),
+        jnp.where(keep, score, 0.0),
+        ~legal & ~outside,
+    )
+
+
+def energies(target: Target, xs: Float[Array, "N ..."]) -> Float[Array, " N"]:
+    """E(x_i) = -log p̃(x_i), without gradients: N energy calls."""
+    return -jax.vmap(target.log_density)(xs)

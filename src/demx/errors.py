@@ -1,0 +1,9 @@
+"""Errors a user can mend. The command prints them in one line and exits with code 2."""
+
+
+class UserError(ValueError):
+    """Something asked for cannot be done as asked: says what was expected, what came, what to do."""
+
+
+class Diverged(RuntimeError):
+    """Training met values that are not finite; the last good state is kept."""

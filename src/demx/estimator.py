@@ -1,0 +1,339 @@
+"""Estimates of the score of the smoothed target, ∇log p_t(x_t), from K energy calls (paper, §3.1).
+
+With x_i = x_t + σ ε_i and self-normalised weights w_i ∝ exp(-E(x_i)):
+
+    target score identity     S = -Σ w_i ∇E(x_i)          (the paper's S_K, eq. 8 and 9)
+    denoising score identity  S =  Σ w_i (x_i - x_t)/σ²   (paper, app. C)
+
+An estimator is a function (noise, target, variance, x_t, x_0) -> Estimate for one point, where
+noise is the (K, *shape) block of standard normals ε; wrappers turn estimators into estimators.
+Sums over K are streamed in blocks, so memory does not grow with K.
+"""
+
+from typing import NamedTuple, Protocol
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from demx.energy import evaluate
+from demx.space import Space
+from demx.types import Target
+
+BLOCK = 1 << 16  # floats of one (K, *shape) block: it stays in the second-level cache
+
+
+class Estimate(NamedTuple):
+    """A score and what is known about it.
+
+    variance: estimated variance of the score, summed over its components (delta method).
+    ess: effective share of the K weights, in (0, 1]. bad: evaluations that were not finite.
+    clipped: share of the vectors of the score (one a particle) that were shortened.
+    """
+
+    score: Float[Array, "..."]
+    variance: Float[Array, ""]
+    ess: Float[Array, ""]
+    bad: Int[Array, ""]
+    clipped: Float[Array, ""]
+
+
+class Estimator(Protocol):
+    """One point's estimate; `cost` is the number of energy calls for each of the K samples."""
+
+    @property
+    def cost(self) -> int: ...
+
+    def __call__(
+        self, noise: Array, target: Target, variance: Array, x: Array, x_0: Array
+    ) -> Estimate: ...
+
+
+class _Sums(NamedTuple):
+    """Streamed sums over the samples, relative to exp(shift). f is the quantity averaged."""
+
+    shift: Array  # the largest log-density so far
+    w: Array  # Σ w
+    w2: Array  # Σ w²
+    wf: Array  # Σ w f
+    w2f: Array  # Σ w² f
+    w2f2: Array  # Σ w² |f|²
+    bad: Array
+
+
+def _dot(w: Array, f: Array) -> Array:
+    return jnp.tensordot(w, f, axes=(0, 0))
+
+
+def _stream(noise, target, sigma, x, quantity, shift_of) -> _Sums:
+    """Sums over all samples, block by block; `quantity(score, ε) -> f` says what is averaged."""
+    count = noise.shape[0]
+    block = max(1, min(count, BLOCK // max(1, x.size)))
+    num_blocks, rest = divmod(count, block)
+
+    def block_sums(epsilon: Array) -> _Sums:
+        log_density, score, bad = evaluate(target, x[None] + sigma * epsilon)
+        f = quantity(score, epsilon)
+        shift = shift_of(log_density)
+        w = jnp.exp(log_density - shift)
+        squared = jnp.sum(f * f, axis=tuple(range(1, f.ndim)))
+        return _Sums(
+            shift,
+            jnp.sum(w),
+            jnp.sum(w * w),
+            _dot(w, f),
+            _dot(w * w, f),
+            jnp.sum(w * w * squared),
+            jnp.sum(bad),
+        )
+
+    def merge(a: _Sums, b: _Sums) -> _Sums:
+        shift = jnp.maximum(a.shift, b.shift)
+        p, q = jnp.exp(a.shift - shift), jnp.exp(b.shift - shift)
+        return _Sums(
+            shift,
+            p * a.w + q * b.w,
+            p * p * a.w2 + q * q * b.w2,
+            p * a.wf + q * b.wf,
+            p * p * a.w2f + q * q * b.w2f,
+            p * p * a.w2f2 + q * q * b.w2f2,
+            a.bad + b.bad,
+        )
+
+    sums = block_sums(noise[:block])
+    if num_blocks > 1:
+        blocks = noise[block : num_blocks * block].reshape(num_blocks - 1, block, *x.shape)
+        sums, _ = jax.lax.scan(lambda s, e: (merge(s, block_sums(e)), None), sums, blocks)
+    if rest:
+        sums = merge(sums, block_sums(noise[num_blocks * block :]))
+    return sums
+
+
+def _normalise(sums: _Sums, count: int) -> Estimate:
+    """Σ w f / Σ w with the delta-method variance Σ w² |f - S|² / (Σ w)²."""
+    total = jnp.where(sums.w > 0, sums.w, jnp.nan)  # no sample inside the support: no estimate
+    score = sums.wf / total
+    spread = sums.w2f2 - 2 * jnp.sum(score * sums.w2f) + jnp.sum(score**2) * sums.w2
+    return Estimate(
+        score,
+        jnp.maximum(spread, 0.0) / total**2,
+        total**2 / (count * sums.w2),
+        sums.bad,
+        jnp.zeros_like(total),
+    )
+
+
+def _largest(log_density: Array) -> Array:
+    """The shift of log-sum-exp; 0 where every sample is outside the support."""
+    largest = jnp.max(log_density)
+    return jnp.where(jnp.isfinite(largest), largest, 0.0)
+
+
+class LogSumExp(eqx.Module):
+    """S_K = ∇_{x_t} log Σ_i exp(-E(x_i)) = -Σ w_i ∇E(x_i) (paper, eq. 8 and 9)."""
+
+    cost = 1
+
+    def __call__(self, noise, target, variance, x, x_0) -> Estimate:
+        sums = _stream(noise, target, jnp.sqrt(variance), x, lambda s, e: s, _largest)
+        return _normalise(sums, noise.shape[0])
+
+
+class Ratio(eqx.Module):
+    """The same ratio without the log-sum-exp shift (paper, app. G.3).
+
+    exp(-E) under- or overflows where |E| is large, and the estimate is then nan: kept as the
+    paper's ablation has it.
+    """
+
+    cost = 1
+
+    def __call__(self, noise, target, variance, x, x_0) -> Estimate:
+        def no_shift(log_density):
+            return jnp.zeros_like(log_density[0])
+
+        sums = _stream(noise, target, jnp.sqrt(variance), x, lambda s, e: s, no_shift)
+        return _normalise(sums, noise.shape[0])
+
+
+class Jensen(eqx.Module):
+    """S = -(1/σ²) mean E(x_i) (x_i - x_t), gradient-free and biased (paper, app. G.3)."""
+
+    cost = 1
+
+    def __call__(self, noise, target, variance, x, x_0) -> Estimate:
+        sigma = jnp.sqrt(variance)
+        log_density, _, bad = evaluate(target, x[None] + sigma * noise)
+        usable = jnp.isfinite(log_density)
+        # a constant added to E changes nothing in the mean; the mean energy as one cuts the noise
+        share = usable.astype(x.dtype) / jnp.maximum(jnp.sum(usable), 1).astype(x.dtype)
+        level = jnp.sum(jnp.where(usable, log_density, 0.0) * share)
+        centred = jnp.where(usable, log_density - level, 0.0)
+        shape = (-1,) + (1,) * x.ndim
+        terms = centred.reshape(shape) * noise / sigma
+        score = _dot(share, terms)
+        spread = jnp.sum((terms - score[None]) ** 2) / noise.shape[0] ** 2
+        return Estimate(score, spread, jnp.ones_like(sigma), jnp.sum(bad), jnp.zeros_like(sigma))
+
+
+class Mixed(eqx.Module):
+    """(1-c)·TSI + c·DSI under the same weights, c = σ²/(σ² + s²): a control variate.
+
+    For a Gaussian of variance s² the two identities cancel each other's noise exactly; s²
+    (`local_variance`) is the variance of the target around one of its modes
+    (CVSI, arXiv 2512.20003; target score matching, arXiv 2402.08667).
+    """
+
+    local_variance: float
+    cost = 1
+
+    def __check_init__(self) -> None:
+        if not self.local_variance > 0:
+            raise ValueError(f"local_variance: expected positive, got {self.local_variance}")
+
+    def __call__(self, noise, target, variance, x, x_0) -> Estimate:
+        sigma = jnp.sqrt(variance)
+        c = variance / (variance + self.local_variance)
+        # c/σ rather than c·(1/σ): nothing divides by σ → 0
+        denoise = sigma / (variance + self.local_variance)
+
+        def mix(score, epsilon):
+            return (1 - c) * score + denoise * epsilon
+
+        sums = _stream(noise, target, sigma, x, mix, _largest)
+        return _normalise(sums, noise.shape[0])
+
+
+class Conditional(eqx.Module):
+    """Keep the point x_0 that made x_t among the K samples, under the same weights.
+
+    If x_0 follows p_0 it is an exact draw of the posterior p(x_0 | x_t), and the weighted mean
+    loses the bias of self-normalisation: conditional importance sampling. Where importance
+    sampling fails this is denoising score matching, where it works it is S_K.
+    """
+
+    estimator: Estimator
+
+    @property
+    def cost(self) -> int:
+        return self.estimator.cost
+
+    def __call__(self, noise, target, variance, x, x_0) -> Estimate:
+        tiny = jnp.finfo(x.dtype).tiny
+        kept = (x_0 - x) / jnp.sqrt(jnp.maximum(variance, tiny))
+        return self.estimator(noise.at[0].set(kept), target, variance, x, x_0)
+
+
+class Richardson(eqx.Module):
+    """2 S_K - S_{K/2}: takes out the O(1/K) bias, at twice the energy calls for the same K.
+
+    The halves are two independent blocks, so S_{K/2} is their mean: half its variance.
+    """
+
+    estimator: Estimator
+
+    @property
+    def cost(self) -> int:
+        return 2 * self.estimator.cost
+
+    def __call__(self, noise, target, variance, x, x_0) -> Estimate:
+        half = noise.shape[0] // 2
+        whole = self.estimator(noise, target, variance, x, x_0)
+        first = self.estimator(noise[:half], target, variance, x, x_0)
+        second = self.estimator(noise[half:], target, variance, x, x_0)
+        score = 2 * whole.score - 0.5 * (first.score + second.score)
+        return whole._replace(score=score, bad=whole.bad + first.bad + second.bad)
+
+
+class Clipped(eqx.Module):
+    """Shorten every vector of the score to at most min(max_norm, max_shift/σ²), and count how often.
+
+    A vector is the last axis: the whole score in R^d, one particle's share of it in a cluster
+    (as behind the published numbers). max_shift bounds σ²|S|, the step from x_t to the denoised
+    point: no true score moves a particle farther than the target is wide, while the noise of
+    S_K at high σ does.
+    """
+
+    estimator: Estimator
+    max_norm: float = float("inf")
+    max_shift: float = float("inf")
+
+    def __check_init__(self) -> None:
+        if not (self.max_norm > 0 and self.max_shift > 0):
+            raise ValueError(
+                "max_norm, max_shift: expected positive numbers, "
+                f"got {self.max_norm} and {self.max_shift}"
+            )
+
+    @property
+    def cost(self) -> int:
+        return self.estimator.cost
+
+    def __call__(self, noise, target, variance, x, x_0) -> Estimate:
+        estimate = self.estimator(noise, target, variance, x, x_0)
+        tiny = jnp.finfo(x.dtype).tiny
+        bound = jnp.minimum(self.max_norm, self.max_shift / jnp.maximum(variance, tiny))
+        norm = jnp.linalg.norm(estimate.score, axis=-1, keepdims=True)
+        # where an unbounded `bound` is compared, nothing is clipped and no ∞·0 arises
+        factor = jnp.where(norm > bound, bound / jnp.maximum(norm, tiny), 1.0)
+        score = target.space.project(estimate.score * factor)
+        over = jnp.mean((norm > bound).astype(norm.dtype))
+        return estimate._replace(score=score, clipped=over)
+
+
+class Draws(eqx.Module):
+    """How the noise of a batch of estimates is made.
+
+    num_samples: K. shared: one block of K for the whole batch instead of one a point; every
+    point flips the signs of the coordinates by coins of its own, so its estimate keeps its law
+    and the errors of different points are nearly uncorrelated, at the cost of d coins rather
+    than K·d normals. antithetic: the second half of the block is minus the first.
+    """
+
+    num_samples: int
+    shared: bool = True
+    antithetic: bool = True
+
+    def __check_init__(self) -> None:
+        if self.num_samples < 1:
+            raise ValueError(f"num_samples: expected at least 1, got {self.num_samples}")
+
+    def block(self, key: PRNGKeyArray, space: Space) -> Array:
+        """(K, *shape) standard normals of R^d, not yet projected."""
+        if not self.antithetic:
+            return jax.random.normal(key, (self.num_samples, *space.shape))
+        half = jax.random.normal(key, ((self.num_samples + 1) // 2, *space.shape))
+        return jnp.concatenate([half, -half])[: self.num_samples]
+
+
+def estimate_batch(
+    key: PRNGKeyArray,
+    estimator: Estimator,
+    draws: Draws,
+    target: Target,
+    variance: Float[Array, " B"],
+    x: Float[Array, "B ..."],
+    x_0: Float[Array, "B ..."],
+) -> Estimate:
+    """Estimates at a batch of points: as many at a time as fit the cache, at least one."""
+    space = target.space
+    key_shared, key_points = jax.random.split(key)
+    shared = draws.block(key_shared, space) if draws.shared else None
+
+    def one(point):
+        key_point, v, x_t, origin = point
+        if shared is None:
+            noise = space.project(draws.block(key_point, space))
+        else:
+            signs = jax.random.rademacher(key_point, space.shape, x_t.dtype)
+            noise = space.project(shared * signs[None])
+        return estimator(noise, target, v, x_t, origin)
+
+    together = max(1, min(x.shape[0], BLOCK // (draws.num_samples * x[0].size)))
+    points = (jax.random.split(key_points, x.shape[0]), variance, x, x_0)
+    return jax.lax.map(one, points, batch_size=together)
+
+
+ESTIMATORS = {"log_sum_exp": LogSumExp, "ratio": Ratio, "jensen": Jensen, "mixed": Mixed}
+WRAPPERS = {"conditional": Conditional, "richardson": Richardson}

@@ -1,0 +1,172 @@
+"""iDEM, Iterated Denoising Energy Matching, and pDEM, its version without an outer loop (paper, §3)."""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray
+
+from demx.buffer import Buffer
+from demx.energy import evaluate
+from demx.estimator import Draws, Estimator
+from demx.methods.matching import Matching, State, Training
+from demx.model import Pinned, Precondition, ScoreModel
+from demx.noise import Noise
+from demx.sde import Flow, Grid, Posterior, Rule, reverse
+from demx.space import normal
+from demx.types import Method, Samples, Target
+
+CHUNK = 1024  # samples drawn by one compiled call: bounds memory, compiles once
+
+
+class Pin(eqx.Module):
+    """Pin the score to -∇E where σ² is below about `variance`; vectors are cut to `max_norm`."""
+
+    variance: float
+    max_norm: float
+
+
+class Diffusion(eqx.Module):
+    """What turns a model into samples: where it starts, the grid, the step rule."""
+
+    target: Target
+    noise: Noise
+    precondition: Precondition
+    grid: Grid
+    pin: Pin | None = None
+
+    @property
+    def prior_variance(self) -> Array:
+        return self.precondition.prior_variance(self.noise.variance(jnp.ones(())))
+
+    def prior(self, key: PRNGKeyArray, n: int) -> Array:
+        """n draws of p_1, N(0, prior_variance) on the space."""
+        return jnp.sqrt(self.prior_variance) * normal(key, self.target.space, (n,))
+
+    def score(self, model: ScoreModel) -> Callable[[Array, Array], Array]:
+        if self.pin is None:
+            return model
+        return Pinned(model, self.target, self.pin.variance, self.pin.max_norm)
+
+    def run(self, key: PRNGKeyArray, model: ScoreModel, n: int, rule: Rule) -> Array:
+        key_prior, key_path = jax.random.split(key)
+        start, times = self.prior(key_prior, n), self.grid.times(self.noise)
+        space = self.target.space
+        return reverse(key_path, self.score(model), self.noise, space, start, times, rule)
+
+    def flow(self, model: ScoreModel) -> Flow:
+        t_0 = self.noise.time(jnp.asarray(self.grid.sigma_last**2))
+        return Flow(self.score(model), self.noise, self.target.space, t_0, self.prior_variance)
+
+    @property
+    def calls_per_sample(self) -> int:
+        return 0 if self.pin is None else self.grid.num_steps
+
+
+def idem(
+    target: Target,
+    *,
+    noise: Noise,
+    estimator: Estimator,
+    draws: Draws,
+    network: Callable[[PRNGKeyArray], eqx.Module],
+    precondition: Precondition,
+    buffer: Buffer,
+    grid: Grid,
+    explore: Rule,
+    training: Training,
+    pin: Pin | None = None,
+    warm_start: Array | None = None,
+) -> Method:
+    """The outer loop fills the buffer with samples of the current model (paper, algorithm 1).
+
+    explore: the step rule of the outer loop, whose scale is the paper's modified diffusion
+    coefficient; samples for users are drawn with scale 1. warm_start: (n, *shape) points to put
+    into the buffer first, the paper's option of existing data.
+    """
+    diffusion = Diffusion(target, noise, precondition, grid, pin)
+    new = training.new_samples
+
+    def collect(key, model):
+        return diffusion.run(key, model, new, explore)
+
+    calls = new * diffusion.calls_per_sample
+    engine = Matching(
+        target, noise, estimator, draws, buffer, training, collect, diffusion.prior, calls
+    )
+    return _method(engine, diffusion, network, warm_start)
+
+
+def pdem(
+    target: Target,
+    *,
+    noise: Noise,
+    estimator: Estimator,
+    draws: Draws,
+    network: Callable[[PRNGKeyArray], eqx.Module],
+    precondition: Precondition,
+    buffer: Buffer,
+    grid: Grid,
+    explore: Rule,
+    training: Training,
+    pin: Pin | None = None,
+    warm_start: Array | None = None,
+) -> Method:
+    """The buffer is filled from the prior p_1: no simulation while training (paper, §4)."""
+    diffusion = Diffusion(target, noise, precondition, grid, pin)
+
+    def collect(key, model):
+        return diffusion.prior(key, training.new_samples)
+
+    engine = Matching(target, noise, estimator, draws, buffer, training, collect, diffusion.prior)
+    return _method(engine, diffusion, network, warm_start)
+
+
+def _method(engine: Matching, diffusion: Diffusion, network, warm_start) -> Method:
+    target, space = engine.target, engine.target.space
+
+    def init(key: PRNGKeyArray) -> State:
+        key_network, key_prior = jax.random.split(key)
+        model = ScoreModel(network(key_network), diffusion.precondition, diffusion.noise, space)
+        contents = engine.buffer.init(space)
+        if warm_start is not None:
+            points = space.project(jnp.asarray(warm_start, float))
+            log_density = jax.vmap(target.log_density)(points)
+            contents = engine.buffer.add(contents, points, log_density)
+        return engine.init(model, contents)
+
+    step = eqx.filter_jit(engine.step)
+
+    @eqx.filter_jit
+    def draw(key: PRNGKeyArray, model: ScoreModel, n: int) -> Array:
+        return diffusion.run(key, model, n, Posterior())
+
+    @eqx.filter_jit
+    def draw_weighted(key: PRNGKeyArray, model: ScoreModel, n: int):
+        x, log_prob = jax.vmap(diffusion.flow(model).sample)(jax.random.split(key, n))
+        return x, log_prob, evaluate(target, x).log_density
+
+    @eqx.filter_jit
+    def density(model: ScoreModel, xs: Array) -> Array:
+        return jax.lax.map(diffusion.flow(model).log_prob, xs, batch_size=CHUNK)
+
+    def chunks(key: PRNGKeyArray, n: int):
+        """(key, size) of each compiled call; a chunk's draws do not depend on n."""
+        size = min(n, CHUNK)
+        count = -(-n // size)
+        return [(jax.random.fold_in(key, i), size) for i in range(count)]
+
+    def sample(key: PRNGKeyArray, state: State, n: int) -> Samples:
+        parts = [draw(k, state.average, size) for k, size in chunks(key, n)]
+        return Samples(jnp.concatenate(parts)[:n], energy_calls=n * diffusion.calls_per_sample)
+
+    def sample_weighted(key: PRNGKeyArray, state: State, n: int) -> Samples:
+        parts = [draw_weighted(k, state.average, size) for k, size in chunks(key, n)]
+        x, log_prob, log_density = (jnp.concatenate(p)[:n] for p in zip(*parts, strict=True))
+        return Samples(x, log_density - log_prob, log_prob, energy_calls=n)
+
+    def log_prob(state: State, xs: Array) -> Array:
+        return density(state.average, xs)
+
+    return Method(init, step, sample, engine.calls_per_step, log_prob, sample_weighted)

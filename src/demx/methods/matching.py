@@ -1,0 +1,213 @@
+"""The matching engine: an outer loop that fills a buffer, an inner loop that regresses (algorithm 1).
+
+A rule is the pair
+
+    collect(key, model) -> (points, log_density)       what the outer loop puts into the buffer
+    regress(key, contents) -> Regression               what the inner loop fits the model to
+
+and everything else (optimiser, average, buffer, sampling) is the same for iDEM and pDEM.
+One `step` is one outer loop, a single compiled function whose inner loop is one scan.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from demx.buffer import Buffer, Contents
+from demx.estimator import Draws, Estimate, Estimator, estimate_batch
+from demx.model import ScoreModel, average
+from demx.noise import Noise
+from demx.space import normal
+from demx.types import Info, Target
+
+
+class Regression(NamedTuple):
+    """Fit s_θ(t, x_t) to `score` with `weight`; a weight of 0 leaves a point out."""
+
+    t: Float[Array, " B"]
+    x_t: Float[Array, "B ..."]
+    score: Float[Array, "B ..."]
+    weight: Float[Array, " B"]
+    estimate: Estimate
+
+
+class State(eqx.Module):
+    """All that the next step needs: parameters, their average, optimiser, buffer, step count."""
+
+    model: ScoreModel
+    average: ScoreModel
+    optimiser: optax.OptState
+    contents: Contents
+    step: Int[Array, ""]
+
+
+class Training(eqx.Module):
+    """Sizes and rates of the two loops.
+
+    outer_steps: outer loops of a whole run. inner_steps: regressions in each. new_samples: points
+    put into the buffer each time. prior_fraction: share of x_0 drawn from the prior instead of the
+    buffer, so that no region is forgotten. schedule: 'cosine' falls to zero over the whole run,
+    'constant' stays. ema: decay of the parameter average that samples are drawn with.
+    """
+
+    outer_steps: int = 100
+    inner_steps: int = 100
+    batch_size: int = 512
+    new_samples: int = 512
+    prior_fraction: float = 0.0
+    learning_rate: float = 1e-3
+    schedule: str = "constant"
+    gradient_clip: float = 1.0
+    ema: float = 0.999
+
+    def __check_init__(self) -> None:
+        for name in ("outer_steps", "inner_steps", "batch_size", "new_samples"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        for name in ("learning_rate", "gradient_clip"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: expected a positive number, got {getattr(self, name)}")
+        for name in ("prior_fraction", "ema"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}: expected between 0 and 1, got {getattr(self, name)}")
+        if self.schedule not in ("cosine", "constant"):
+            raise ValueError(f"schedule: expected 'cosine' or 'constant', got {self.schedule!r}")
+
+    def optimiser(self) -> optax.GradientTransformation:
+        total = self.outer_steps * self.inner_steps
+        warmup = min(100, max(1, total // 10))
+        rate = optax.linear_schedule(0.0, self.learning_rate, warmup)
+        if self.schedule == "cosine":
+            rate = optax.warmup_cosine_decay_schedule(0.0, self.learning_rate, warmup, total)
+        return optax.chain(optax.clip_by_global_norm(self.gradient_clip), optax.adam(rate))
+
+
+class Matching(eqx.Module):
+    """The engine. `collect` and `prior` come from the method; the rest are values."""
+
+    target: Target
+    noise: Noise
+    estimator: Estimator
+    draws: Draws
+    buffer: Buffer
+    training: Training
+    collect: Callable[[PRNGKeyArray, ScoreModel], Array]
+    prior: Callable[[PRNGKeyArray, int], Array]
+    collect_calls: int = 0
+
+    def init(self, model: ScoreModel, contents: Contents | None = None) -> State:
+        trainable = eqx.filter(model, eqx.is_inexact_array)
+        contents = self.buffer.init(self.target.space) if contents is None else contents
+        opt_state = self.training.optimiser().init(trainable)
+        return State(model, model, opt_state, contents, jnp.zeros((), int))
+
+    def fill(self, key: PRNGKeyArray, state: State) -> tuple[Contents, Array]:
+        """Outer loop: new points into the buffer; those that are not finite are left out, counted."""
+        points = self.collect(key, state.average)
+        log_density = jnp.zeros(points.shape[0], points.dtype)
+        if self.buffer.needs_energy:
+            log_density = jax.vmap(self.target.log_density)(points)
+            log_density = jnp.where(jnp.isnan(log_density), -jnp.inf, log_density)
+        finite = jnp.all(jnp.isfinite(points), axis=tuple(range(1, points.ndim)))
+        fallback = self.prior(key, points.shape[0])
+        keep = finite.reshape((-1,) + (1,) * (points.ndim - 1))
+        points = jnp.where(keep, points, fallback)
+        return self.buffer.add(state.contents, points, log_density), jnp.sum(~finite)
+
+    def regress(self, key: PRNGKeyArray, contents: Contents, weight) -> Regression:
+        """x_0 from the buffer, t uniform (stratified), x_t = x_0 + σ_t ε, S_K(x_t, t)."""
+        size, space = self.training.batch_size, self.target.space
+        key_point, key_prior, key_coin, key_time, key_noise, key_score = jax.random.split(key, 6)
+        x_0 = self.buffer.sample(key_point, contents, size)
+        if self.training.prior_fraction > 0:
+            coin = jax.random.bernoulli(key_coin, self.training.prior_fraction, (size,))
+            coin = coin.reshape((-1,) + (1,) * len(space.shape))
+            x_0 = jnp.where(coin, self.prior(key_prior, size), x_0)
+        # one time in each of B equal intervals: uniform, with less noise between batches
+        t = (jnp.arange(size, dtype=x_0.dtype) + jax.random.uniform(key_time, (size,))) / size
+        v = jax.vmap(self.noise.variance)(t)
+        spread = jnp.sqrt(v).reshape((-1,) + (1,) * len(space.shape))
+        x_t = x_0 + spread * normal(key_noise, space, (size,))
+        estimate = estimate_batch(key_score, self.estimator, self.draws, self.target, v, x_t, x_0)
+        axes = tuple(range(1, x_t.ndim))
+        usable = jnp.all(jnp.isfinite(estimate.score), axis=axes)
+        keep = usable.reshape((-1,) + (1,) * len(space.shape))
+        score = jnp.where(keep, estimate.score, 0.0)
+        weights = jax.vmap(weight)(v) * usable.astype(v.dtype)
+        return Regression(t, x_t, score, weights, estimate)
+
+    def step(self, key: PRNGKeyArray, state: State) -> tuple[State, Info]:
+        key_fill, key_inner = jax.random.split(key)
+        contents, lost = self.fill(key_fill, state)
+        optimiser = self.training.optimiser()
+        dof = self.target.space.dof
+
+        def loss(trainable, static, batch: Regression) -> Array:
+            model = eqx.combine(trainable, static)
+            error = jax.vmap(model)(batch.t, batch.x_t) - batch.score
+            squared = jnp.sum(error**2, axis=tuple(range(1, error.ndim)))
+            return jnp.mean(batch.weight * squared) / dof
+
+        def inner(carry, key):
+            model, mean, opt_state, step = carry
+            batch = self.regress(key, contents, model.precondition.weight)
+            trainable, static = eqx.partition(model, eqx.is_inexact_array)
+            value, gradient = jax.value_and_grad(loss)(trainable, static, batch)
+            norm = optax.global_norm(gradient)
+            finite = jnp.isfinite(norm) & jnp.isfinite(value)
+            # optax mixes integers and floats; under strict promotion that has to be allowed
+            with jax.numpy_dtype_promotion("standard"):
+                updates, new_opt_state = optimiser.update(gradient, opt_state, trainable)
+            new_model = eqx.combine(optax.apply_updates(trainable, updates), static)
+            new_mean = average(mean, new_model, self.training.ema, step)
+            new, old = (new_model, new_mean, new_opt_state), (model, mean, opt_state)
+            kept = jax.tree.map(
+                lambda a, b: jnp.where(finite, a, b) if eqx.is_array(a) else a, new, old
+            )
+            estimate = batch.estimate
+            unusable = jnp.sum(batch.weight == 0)
+            seen = Info(
+                value,
+                norm,
+                jnp.nanmean(estimate.ess),
+                jnp.mean(estimate.clipped),
+                jnp.sum(estimate.bad),
+                unusable + (~finite).astype(unusable.dtype),
+            )
+            return (*kept, step + 1), seen
+
+        start = (state.model, state.average, state.optimiser, state.step)
+        arrays, rest = eqx.partition(start, eqx.is_array)
+
+        def body(carry, key):
+            carry, seen = inner(eqx.combine(carry, rest), key)
+            return eqx.filter(carry, eqx.is_array), seen
+
+        arrays, seen = jax.lax.scan(
+            body, arrays, jax.random.split(key_inner, self.training.inner_steps)
+        )
+        model, mean, opt_state, count = eqx.combine(arrays, rest)
+        finite_loss = jnp.isfinite(seen.loss)
+        info = Info(
+            # updates that were skipped do not enter the mean; they are counted in `skipped`
+            jnp.mean(seen.loss, where=finite_loss),
+            jnp.mean(seen.gradient_norm, where=finite_loss),
+            jnp.nanmean(seen.ess),
+            jnp.mean(seen.clipped),
+            jnp.sum(seen.bad) + lost,
+            jnp.sum(seen.skipped),
+        )
+        return State(model, mean, opt_state, contents, count), info
+
+    @property
+    def calls_per_step(self) -> int:
+        """Energy calls of one outer loop."""
+        training = self.training
+        regressions = training.inner_steps * training.batch_size * self.draws.num_samples
+        filling = training.new_samples if self.buffer.needs_energy else 0
+        return self.estimator.cost * regressions + filling + self.collect_calls

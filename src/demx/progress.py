@@ -1,0 +1,105 @@
+"""A line that shows how a run is doing."""
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from demx.train import Budget, Progress
+
+
+def short(value: float) -> str:
+    """1234567 → 1.23M."""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / limit:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+class ProgressLine:
+    """Rate, loss, clip share, bad points, energy calls, time left: live on a terminal,
+    one line every few seconds elsewhere."""
+
+    def __init__(self, outer_steps: int, budget: Budget, calls_per_step: int, console: Console):
+        self.outer_steps, self.budget = outer_steps, budget
+        self.calls_per_step, self.console = calls_per_step, console
+        self.live = Live(console=console, refresh_per_second=4, transient=False)
+        self.bad = self.skipped = 0
+        self.first: Progress | None = None
+        self.last_print = 0.0
+        self.latest = ""
+        self.evaluation: dict[str, str] = {}
+
+    def __enter__(self) -> "ProgressLine":
+        if self.console.is_terminal:
+            self.live.start()
+            self.live.update("compiling …")
+        return self
+
+    def __exit__(self, *exception) -> None:
+        if self.console.is_terminal:
+            self.live.stop()
+        elif self.latest:
+            self.console.print(self.latest, highlight=False)
+
+    def _left(self, progress: Progress) -> float:
+        """Seconds to go: whichever of steps, time and calls ends first."""
+        steps = self.outer_steps - progress.step
+        if self.calls_per_step:
+            calls = self.budget.energy_calls - progress.energy_calls
+            steps = min(steps, calls // self.calls_per_step)
+        by_steps = steps / max(self._rate(progress), 1e-9)
+        return max(0.0, min(by_steps, self.budget.seconds - progress.seconds))
+
+    def _rate(self, progress: Progress) -> float:
+        """Outer loops a second, without the first one, which compiled."""
+        first = self.first or progress
+        done = progress.step - first.step
+        if done == 0:
+            return 1 / max(progress.seconds, 1e-9)
+        return done / max(progress.seconds - first.seconds, 1e-9)
+
+    def __call__(self, progress: Progress, metrics: dict[str, Any]) -> None:
+        if self.first is None:
+            self.first = progress
+        self.bad += metrics["bad"]
+        self.skipped += metrics["skipped"]
+        cells = {
+            "loop": f"{progress.step}/{self.outer_steps}",
+            "loss": f"{metrics['loss']:.4g}",
+            "clipped": f"{100 * metrics['clipped']:.1f}%",
+            "bad": str(self.bad),
+            "skipped": str(self.skipped),
+            "calls": short(progress.energy_calls),
+            "loops/s": f"{self._rate(progress):.2f}",
+            "time": _clock(progress.seconds),
+            "left": _clock(self._left(progress)),
+        }
+        self.evaluation |= {k: f"{v:.4g}" for k, v in metrics.get("evaluation", {}).items()}
+        cells |= self.evaluation
+        if self.console.is_terminal:
+            self.live.update(_grid(cells))
+            return
+        self.latest = "  ".join(f"{name} {value}" for name, value in cells.items())
+        now = time.monotonic()
+        if now - self.last_print > 10:
+            self.last_print = now
+            self.console.print(self.latest, highlight=False)
+            self.latest = ""
+
+
+def _grid(cells: dict[str, str]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    names = list(cells)
+    for start in range(0, len(names), 6):
+        row = names[start : start + 6]
+        table.add_row(*[f"[dim]{name}[/dim] {cells[name]}" for name in row])
+    return table
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

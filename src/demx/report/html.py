@@ -1,0 +1,142 @@
+"""report.html: one file, nothing loaded from anywhere, that shows a run."""
+
+import html
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import demx
+from demx import api, config
+from demx.evaluate.evaluation import Evaluation, batched_energies, reference_samples
+from demx.report import figures, tables
+from demx.space import MeanFree, distances
+from demx.store import Store, write_atomic
+
+CSS = """
+:root { color-scheme: light dark; --ink: #1d2430; --soft: #5b6472; --paper: #fdfdfb; --line: #d9dce1; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e4e7ec; --soft: #9aa3b0; --paper: #14171c; --line: #2f3540; } }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+  max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+p, figcaption { color: var(--soft); } .verdict { color: var(--ink); font-size: 1.05rem; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: .3rem .8rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } th { color: var(--soft); font-weight: 500; }
+figure { margin: 1rem 0; } svg { max-width: 100%; height: auto; }
+pre { overflow-x: auto; font-size: .85rem; border: 1px solid var(--line); padding: .8rem; border-radius: .4rem; }
+"""
+
+
+def write(run: Path, n: int = 1000) -> Path:
+    """Sample, evaluate, draw, and write run/report.html; returns its path."""
+    store = Store(run)
+    fitted = api.load(run)
+    found = fitted.evaluate(n)
+    count = 5000 if len(fitted.target.space.shape) == 1 else 2000
+    samples = np.asarray(fitted.sample(count, seed=2).x)
+    path = run / "report.html"
+    write_atomic(path, _page(fitted, found, samples, store).encode())
+    return path
+
+
+def _page(fitted: api.Fitted, found: Evaluation, x: np.ndarray, store: Store) -> str:
+    target, about = fitted.target, fitted.config
+    reference = reference_samples(target, jax.random.key(3), len(x))
+    energies = batched_energies(target, x)
+    finite = energies[np.isfinite(energies)]
+    of_reference = None if reference is None else batched_energies(target, reference)
+    title = f"{about['method']} on {about['target']}"
+    parts = [
+        f"<h1>{html.escape(title)}</h1>",
+        f'<p class="verdict">{html.escape(_verdict(found))}</p>',
+        f"<p>{_costs(fitted, found)}</p>",
+        "<h2>Metrics</h2>",
+        "<p>The floor is the same metric between two independent reference sets: what perfect "
+        "samples get. At the floor: within two standard errors of it.</p>",
+        f'<div class="scroll">{_table(fitted, found)}</div>',
+    ]
+    plot = figures.samples_over_contours(target, x)
+    if plot:
+        parts.append(_figure("Samples", plot, f"{len(x)} samples over contours of the target."))
+    parts.append(
+        _figure(
+            "Energies",
+            figures.histogram("energy", finite, of_reference),
+            f"{len(finite)} samples; {len(energies) - len(finite)} with an energy that is not "
+            f"finite. Lowest {finite.min():.4g}, median {np.median(finite):.4g}, "
+            f"highest {finite.max():.4g}.",
+        )
+    )
+    if isinstance(target.space, MeanFree):
+        pairs = np.asarray(jax.vmap(distances)(x)).ravel()
+        drawn = figures.histogram("interatomic distance", pairs, None)
+        parts.append(_figure("Distances", drawn, f"All pairs of {len(x)} samples."))
+    history = store.history()
+    if history:
+        floor = found.metrics["w2"].floor if "w2" in found.metrics else None
+        curves = figures.training_curves(history, floor)
+        parts.append(
+            _figure("Training", curves, "Against energy calls; dashed: the floor, where known.")
+        )
+    parts += [
+        "<h2>Configuration</h2>",
+        f"<pre>{html.escape(config.dumps(about))}</pre>",
+        f"<p>demx {demx.__version__}</p>",
+    ]
+    return (
+        "<!doctype html><html lang=en><head><meta charset=utf-8>"
+        '<meta name=viewport content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(title)}</title><style>{CSS}</style></head><body>"
+        + "\n".join(parts)
+        + "</body></html>"
+    )
+
+
+def _figure(title: str, svg: str, caption: str) -> str:
+    return f"<h2>{title}</h2><figure>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>"
+
+
+def _verdict(found: Evaluation) -> str:
+    """Plain words: what is at the floor, what is not, what cannot be said."""
+    judged = {
+        name: metric for name, metric in found.metrics.items() if tables.verdict(metric, name)
+    }
+    if not judged:
+        return (
+            "No reference samples exist for this target, so how close the samples are "
+            "cannot be said; the energies below are what is known."
+        )
+    good = [n for n, m in judged.items() if tables.verdict(m, n) in ("at the floor", "all")]
+    rest = [n for n in judged if n not in good]
+    text = f"At the floor: {', '.join(good) or 'nothing'}."
+    text += f" Not at the floor: {', '.join(rest)}." if rest else " Nothing is off."
+    if found.bad:
+        text += f" {found.bad} samples have an energy that is not finite."
+    return text
+
+
+def _costs(fitted: api.Fitted, found: Evaluation) -> str:
+    p = fitted.progress
+    return (
+        f"{p.step} outer loops in {p.seconds:.0f} s. Energy calls: {p.energy_calls:,} for training, "
+        f"{p.evaluation_calls:,} for watching it, {found.energy_calls:,} for these metrics."
+    )
+
+
+def _table(fitted: api.Fitted, found: Evaluation) -> str:
+    paper = tables.PAPER.get(fitted.config["target"], {})
+    head = "".join(f"<th>{h}</th>" for h in ("metric", "n", "value", "floor", "", "paper's iDEM"))
+    rows = []
+    for name, m in found.metrics.items():
+        cells = (
+            name,
+            m.n,
+            tables.with_error(m.value, m.standard_error),
+            tables.with_error(m.floor, m.floor_standard_error),
+            tables.verdict(m, name),
+            tables.number(paper.get(name)),
+        )
+        rows.append("<tr>" + "".join(f"<td>{c}</td>" for c in cells) + "</tr>")
+    return f"<table><tr>{head}</tr>{''.join(rows)}</table>"

@@ -1,0 +1,77 @@
+"""Where a configuration lives: all of R^d, or n particles with their centre of mass at the origin."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+
+class Euclidean(eqx.Module):
+    """R^d: shape (d,), d degrees of freedom, nothing to project."""
+
+    dim: int
+
+    def __check_init__(self) -> None:
+        if self.dim < 1:
+            raise ValueError(f"dim: expected at least 1, got {self.dim}")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.dim,)
+
+    @property
+    def dof(self) -> int:
+        return self.dim
+
+    def project(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        return x
+
+
+class MeanFree(eqx.Module):
+    """n particles in R^dim with Σ_i x_i = 0: shape (n, dim), (n-1)·dim degrees of freedom.
+
+    `project` removes the centre of mass; it works on any leading axes. A standard normal
+    of R^{n·dim}, projected, is the zero-centre-of-mass normal of the paper's §3.3.
+    """
+
+    num_particles: int
+    dim: int
+
+    def __check_init__(self) -> None:
+        if self.num_particles < 2 or self.dim < 1:
+            raise ValueError(
+                "expected at least 2 particles in at least 1 dimension, "
+                f"got num_particles={self.num_particles}, dim={self.dim}"
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.num_particles, self.dim)
+
+    @property
+    def dof(self) -> int:
+        return (self.num_particles - 1) * self.dim
+
+    def project(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        return x - jnp.mean(x, axis=-2, keepdims=True)
+
+
+Space = Euclidean | MeanFree
+
+
+def normal(key: PRNGKeyArray, space: Space, leading: tuple[int, ...] = ()) -> Float[Array, "..."]:
+    """Standard normal draws of a space, shape (*leading, *space.shape)."""
+    return space.project(jax.random.normal(key, (*leading, *space.shape)))
+
+
+def log_normal(
+    space: Space, x: Float[Array, "..."], variance: Float[Array, ""] | float
+) -> Float[Array, ""]:
+    """log N(x; 0, v·1) = -|x|²/2v - (dof/2) log 2πv, a density on the space (dof dimensions)."""
+    return -0.5 * jnp.sum(x * x) / variance - 0.5 * space.dof * jnp.log(2 * jnp.pi * variance)
+
+
+def distances(x: Float[Array, "n dim"]) -> Float[Array, " pairs"]:
+    """The n(n-1)/2 distances between the particles of one configuration."""
+    first, second = jnp.triu_indices(x.shape[0], k=1)
+    return jnp.linalg.norm(x[first] - x[second], axis=-1)

@@ -1,0 +1,137 @@
+"""A run directory: resolved configuration, metrics as JSON lines, atomic checkpoints, samples.
+
+config.toml      the resolved configuration: a run never changes it
+metrics.jsonl    one line an outer loop, the same bytes however often the run was interrupted
+timing.jsonl     seconds and rates: what differs from run to run
+checkpoint/      latest.eqx: a JSON header line (step, counts, length, checksum), then the arrays
+samples.npz, report.html
+"""
+
+import hashlib
+import io
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+
+from demx.config import Config, dumps
+from demx.errors import UserError
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write beside the file, flush to disk, rename over it: never half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+class Store:
+    """The files of one run."""
+
+    def __init__(self, directory: str | Path):
+        self.directory = Path(directory)
+        self.config_file = self.directory / "config.toml"
+        self.metrics_file = self.directory / "metrics.jsonl"
+        self.timing_file = self.directory / "timing.jsonl"
+        self.checkpoint_file = self.directory / "checkpoint" / "latest.eqx"
+
+    def open(self, config: Config) -> None:
+        """Begin or go on: the directory must be new, or hold this very configuration."""
+        if self.directory.exists() and not self.directory.is_dir():
+            raise UserError(f"{self.directory}: expected a directory, found a file")
+        if not self.config_file.exists():
+            write_atomic(self.config_file, dumps(config).encode())
+            return
+        there = self.config()
+        if there != tomllib.loads(dumps(config)):
+            raise UserError(
+                f"{self.directory} holds a run of another configuration "
+                f"({_first_difference(there, tomllib.loads(dumps(config)))}); "
+                "name another --directory, or remove it"
+            )
+
+    def config(self) -> Config:
+        if not self.config_file.exists():
+            raise UserError(f"{self.directory}: not a run directory (no config.toml)")
+        try:
+            return tomllib.loads(self.config_file.read_text())
+        except tomllib.TOMLDecodeError as error:
+            raise UserError(f"{self.config_file}: not valid TOML ({error})") from error
+
+    def save(self, state: Any, header: dict[str, Any]) -> None:
+        """One atomic file; the arrays' length and checksum stand in its header."""
+        arrays = io.BytesIO()
+        eqx.tree_serialise_leaves(arrays, state)
+        payload = arrays.getvalue()
+        digest = hashlib.sha256(payload).hexdigest()
+        header = {**header, "bytes": len(payload), "sha256": digest}
+        write_atomic(self.checkpoint_file, json.dumps(header).encode() + b"\n" + payload)
+
+    def load(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
+        """The latest checkpoint, in the shape of `like`; None if there is none yet."""
+        if not self.checkpoint_file.exists():
+            return None
+        first, _, payload = self.checkpoint_file.read_bytes().partition(b"\n")
+        try:
+            header = json.loads(first)
+            expected, digest = header.pop("bytes"), header.pop("sha256")
+        except (ValueError, KeyError) as error:
+            raise UserError(f"{self.checkpoint_file}: {_DAMAGED.format('no header')}") from error
+        if len(payload) != expected:
+            what = f"expected {expected} bytes of arrays, found {len(payload)}"
+            raise UserError(f"{self.checkpoint_file}: {_DAMAGED.format(what)}")
+        if hashlib.sha256(payload).hexdigest() != digest:
+            raise UserError(f"{self.checkpoint_file}: {_DAMAGED.format('checksum differs')}")
+        return eqx.tree_deserialise_leaves(io.BytesIO(payload), like), header
+
+    def append(self, metrics: dict[str, Any], timing: dict[str, Any]) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for path, line in ((self.metrics_file, metrics), (self.timing_file, timing)):
+            with open(path, "a") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def rewind(self, step: int) -> None:
+        """Forget lines after `step`, which a killed run wrote past its last checkpoint."""
+        for path in (self.metrics_file, self.timing_file):
+            if path.exists():
+                kept = [line for line in _lines(path) if line["step"] <= step]
+                text = "".join(json.dumps(line) + "\n" for line in kept)
+                write_atomic(path, text.encode())
+
+    def history(self) -> list[dict[str, Any]]:
+        """metrics.jsonl with the seconds of timing.jsonl."""
+        metrics = _lines(self.metrics_file) if self.metrics_file.exists() else []
+        timing = _lines(self.timing_file) if self.timing_file.exists() else []
+        seconds = {line["step"]: line["seconds"] for line in timing}
+        return [{**line, "seconds": seconds.get(line["step"])} for line in metrics]
+
+
+_DAMAGED = (
+    "damaged checkpoint ({}); restore the file from a copy, "
+    "or remove it to train this run again from its start"
+)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    lines = []
+    for text in path.read_text().splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            break  # a line cut by a kill is the last one
+    return lines
+
+
+def _first_difference(a: Any, b: Any, path: str = "") -> str:
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in sorted({*a, *b}):
+            if a.get(key) != b.get(key):
+                return _first_difference(a.get(key), b.get(key), f"{path}.{key}".lstrip("."))
+    return f"{path}: there {a!r}, now {b!r}"

@@ -1,0 +1,49 @@
+"""Any JAX function as a target."""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from demx.space import Space, normal
+
+
+class FunctionTarget(eqx.Module):
+    """log p̃(x) = -energy(x), for an energy that maps one x of `space.shape` to a scalar."""
+
+    energy: Callable[[Array], Array]
+    space: Space
+
+    def log_density(self, x: Float[Array, "..."]) -> Float[Array, ""]:
+        return -self.energy(x)
+
+
+def check_energy(energy: Callable[[Array], Array], space: Space, scale: float = 1.0) -> None:
+    """Stop early if the energy is not a finite scalar: shape by tracing, values at 256 points."""
+    x = jax.ShapeDtypeStruct(space.shape, jnp.zeros(()).dtype)
+    try:
+        out = jax.eval_shape(energy, x)
+    except Exception as error:
+        raise ValueError(
+            f"energy: could not be traced for one x of shape {space.shape} "
+            f"({type(error).__name__}: {str(error).splitlines()[0]}); "
+            "write it with jax.numpy for a single configuration"
+        ) from error
+    shape = getattr(out, "shape", None)
+    if shape != ():
+        raise ValueError(
+            f"energy: expected a scalar for one x of shape {space.shape}, got shape {shape}; "
+            "write the energy of one configuration, demx batches it"
+        )
+    if not jnp.issubdtype(out.dtype, jnp.floating):
+        raise ValueError(f"energy: expected a floating-point scalar, got dtype {out.dtype}")
+    points = scale * normal(jax.random.key(0), space, (256,))
+    values, slopes = jax.jit(jax.vmap(jax.value_and_grad(energy)))(points)
+    axes = tuple(range(1, slopes.ndim))
+    if not jnp.any(jnp.isfinite(values) & jnp.all(jnp.isfinite(slopes), axis=axes)):
+        raise ValueError(
+            "energy: expected finite values and gradients, got none at 256 normal points of "
+            f"scale {scale}; check units, or name another scale"
+        )

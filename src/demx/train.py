@@ -1,0 +1,155 @@
+"""One loop for every method: step, log, evaluate, checkpoint, resume."""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import jax
+
+from demx.errors import Diverged, UserError
+from demx.types import Method
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands. seconds: training time, evaluation not counted."""
+
+    step: int = 0
+    energy_calls: int = 0
+    evaluation_calls: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Stop when the training time or the energy calls are spent."""
+
+    seconds: float = math.inf
+    energy_calls: float = math.inf
+
+    def spent(self, progress: Progress, calls_per_step: int) -> bool:
+        # a step that would go beyond the energy calls is not begun
+        over = progress.energy_calls + calls_per_step > self.energy_calls
+        return over or progress.seconds >= self.seconds
+
+
+def parse_budget(text: str | None) -> Budget:
+    """'90s', '10m', '2h' or '5e6calls'."""
+    if text is None:
+        return Budget()
+    for unit, factor in (("calls", 0), ("s", 1), ("m", 60), ("h", 3600)):
+        if text.endswith(unit):
+            try:
+                number = float(text[: -len(unit)])
+            except ValueError:
+                break
+            if not (number > 0 and math.isfinite(number)):
+                break
+            return Budget(energy_calls=number) if unit == "calls" else Budget(number * factor)
+    raise UserError(
+        f"budget: expected a time like 90s, 10m, 2h or calls like 5e6calls, got {text!r}"
+    )
+
+
+class Keeper(Protocol):
+    """Where states and metrics are kept; `demx.store.Store` is one."""
+
+    def save(self, state: Any, header: dict[str, Any]) -> None: ...
+    def load(self, like: Any) -> tuple[Any, dict[str, Any]] | None: ...
+    def append(self, metrics: dict[str, Any], timing: dict[str, Any]) -> None: ...
+    def rewind(self, step: int) -> None: ...
+
+
+@contextmanager
+def stop_requested() -> Iterator[Callable[[], bool]]:
+    """True after Ctrl-C or a request to terminate; a second Ctrl-C interrupts at once."""
+    flag = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag.is_set
+        return
+    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(number, frame):
+        flag.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    for s in before:
+        signal.signal(s, ask)
+    try:
+        yield flag.is_set
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
+
+def train(
+    method: Method,
+    *,
+    seed: int,
+    outer_steps: int,
+    budget: Budget = Budget(),  # noqa: B008
+    keeper: Keeper | None = None,
+    evaluate: Callable[[Any, Any], tuple[dict[str, float], int]] | None = None,
+    every: int = 0,
+    observe: Callable[[Progress, dict[str, Any]], None] = lambda progress, metrics: None,
+    checkpoint_seconds: float = 15.0,
+) -> tuple[Any, Progress]:
+    """Run `method.step` until the steps or the budget end; resume if the keeper has a checkpoint.
+
+    All randomness is a function of (seed, step), so an interrupted run goes on exactly as if it had
+    not been. `evaluate(key, state)` gives metrics and the energy calls they cost.
+    """
+    key_init, key_step, key_evaluate = jax.random.split(jax.random.key(seed), 3)
+    state, progress = method.init(key_init), Progress()
+    found = keeper.load(state) if keeper else None
+    if found:
+        state, header = found
+        progress = Progress(**header)
+    if keeper:
+        keeper.rewind(progress.step)
+    saved = progress
+
+    def save():
+        if keeper and saved != progress:
+            keeper.save(state, vars(progress))
+
+    with stop_requested() as stop:
+        while not (
+            progress.step >= outer_steps or budget.spent(progress, method.calls_per_step) or stop()
+        ):
+            started = time.perf_counter()
+            new, info = method.step(jax.random.fold_in(key_step, progress.step), state)
+            metrics = {name: value.item() for name, value in info._asdict().items()}
+            if not math.isfinite(metrics["loss"]):
+                save()
+                raise Diverged(
+                    f"training diverged in outer loop {progress.step + 1}: no update was finite "
+                    f"({metrics['bad']} bad energies). The last good state (loop {progress.step}) "
+                    "is kept. Try a lower training.learning_rate, a clip (clip.max_norm=100), "
+                    "more samples (draws.num_samples) or a larger noise.sigma_min."
+                )
+            state = new
+            progress = replace(
+                progress,
+                step=progress.step + 1,
+                energy_calls=progress.energy_calls + method.calls_per_step,
+                seconds=progress.seconds + time.perf_counter() - started,
+            )
+            metrics = {"step": progress.step, "energy_calls": progress.energy_calls, **metrics}
+            if evaluate and every and (progress.step % every == 0 or progress.step == outer_steps):
+                values, calls = evaluate(jax.random.fold_in(key_evaluate, progress.step), state)
+                metrics["evaluation"] = values
+                progress = replace(progress, evaluation_calls=progress.evaluation_calls + calls)
+            if keeper:
+                keeper.append(metrics, {"step": progress.step, "seconds": progress.seconds})
+            observe(progress, metrics)
+            if progress.seconds - saved.seconds >= checkpoint_seconds:
+                save()
+                saved = progress
+        save()
+    return state, progress

@@ -1,0 +1,74 @@
+"""The contracts: what a target, a method and a set of samples are."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from demx.space import Space
+
+
+@runtime_checkable
+class Target(Protocol):
+    """A density known up to a constant, p(x) ∝ exp(-E(x)), on a space.
+
+    Only `space` and `log_density` are needed. A target may also offer
+
+    - `log_density_and_score(xs)`: the same for many points at once, fused (see `demx.energy`);
+    - `sample(key, n)`: exact samples, and `log_z`: the exact log ∫ exp(-E);
+    - `smoothed(variance)`: the target p_0 * N(0, variance), the oracle of the tests;
+    - `modes`, `mode_scale`: centres and common standard deviation of its modes.
+    """
+
+    @property
+    def space(self) -> Space: ...
+
+    def log_density(self, x: Float[Array, "..."]) -> Float[Array, ""]:
+        """log p̃(x) = -E(x) for one x of shape `space.shape`."""
+        ...
+
+
+class Samples(NamedTuple):
+    """Draws of a sampler. What cannot be had is None, never 0 or nan.
+
+    x: (n, *shape). log_weight: (n,) unnormalised log importance weights, p̃/q.
+    log_prob: (n,) the sampler's own log-density. energy_calls: what drawing them cost.
+    """
+
+    x: Float[Array, "n ..."]
+    log_weight: Float[Array, " n"] | None = None
+    log_prob: Float[Array, " n"] | None = None
+    energy_calls: int = 0
+
+
+class Info(NamedTuple):
+    """What a person wants to see of a step; the next step does not need it.
+
+    loss: mean regression loss. gradient_norm: mean norm before clipping. ess: mean effective
+    share of the K importance weights. clipped: share of score vectors that were clipped.
+    bad: evaluations that were not finite. skipped: regression points without a finite target,
+    and parameter updates that were not finite and so not made. (The energy calls
+    of a step are known beforehand: `Method.calls_per_step`.)
+    """
+
+    loss: Float[Array, ""]
+    gradient_norm: Float[Array, ""]
+    ess: Float[Array, ""]
+    clipped: Float[Array, ""]
+    bad: Int[Array, ""]
+    skipped: Int[Array, ""]
+
+
+class Method(NamedTuple):
+    """A sampler as pure functions on an explicit state.
+
+    `calls_per_step` is the exact number of energy calls of one `step`. `log_prob` and
+    `sample_weighted` exist for methods that know their own density; otherwise they are None.
+    """
+
+    init: Callable[[PRNGKeyArray], Any]
+    step: Callable[[PRNGKeyArray, Any], tuple[Any, Info]]
+    sample: Callable[[PRNGKeyArray, Any, int], Samples]
+    calls_per_step: int = 0
+    log_prob: Callable[[Any, Array], Array] | None = None
+    sample_weighted: Callable[[PRNGKeyArray, Any, int], Samples] | None = None
