@@ -18,9 +18,12 @@ _LAZY = {
 __all__ = [*_LAZY]
 
 if TYPE_CHECKING:
-    from demx.api import Fitted, fit, load
-    from demx.errors import Diverged, UserError
-    from demx.types import Samples
+    from demx.api import Fitted as Fitted
+    from demx.api import fit as fit
+    from demx.api import load as load
+    from demx.errors import Diverged as Diverged
+    from demx.errors import UserError as UserError
+    from demx.types import Samples as Samples
 
 
 def __getattr__(name: str):

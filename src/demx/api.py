@@ -1,6 +1,7 @@
 """demx in Python: fit a target, get an object that samples."""
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from demx.types import Method, Samples, Target
 
 
 class LogZ(NamedTuple):
-    """log ∫ exp(-E) by importance sampling, its standard error, and the weights' effective share."""
+    """log ∫ exp(-E) by importance sampling, its error, and the effective share of the weights."""
 
     value: float
     standard_error: float
@@ -170,12 +171,13 @@ def fit(
             evaluate=_glance(made, built, n),
             every=every,
             observe=line,
+            checkpoint_seconds=float(os.environ.get("DEMX_CHECKPOINT_SECONDS", "15")),
         )
     return Fitted(built, made, state, config, reached)
 
 
 def load(directory: str | Path) -> Fitted:
-    """A run from its directory. A run of an energy function needs that function: use `fit` again."""
+    """A run from its directory. For a run of an energy function call `fit` again."""
     store = Store(directory)
     config = store.config()
     target = configuration.build_target(config["target"], config.get("target_settings", {}))

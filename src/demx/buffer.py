@@ -90,8 +90,11 @@ class Prioritised(eqx.Module):
         filled = position < contents.size
         best_first = jnp.argsort(jnp.where(filled, -contents.log_density, jnp.inf))
         rank = (position + 1).astype(contents.log_density.dtype)
-        logits = jnp.where(filled, -self.power * jnp.log(rank), -jnp.inf)
-        return contents.points[best_first[jax.random.categorical(key, logits, shape=(n,))]]
+        # by the cumulative distribution: n numbers, not n·capacity as a categorical draw would take
+        cumulative = jnp.cumsum(jnp.where(filled, rank**-self.power, 0.0))
+        level = jax.random.uniform(key, (n,), maxval=cumulative[-1])
+        drawn = jnp.searchsorted(cumulative, level, side="right")
+        return contents.points[best_first[jnp.minimum(drawn, contents.size - 1)]]
 
 
 Buffer = Ring | Prioritised

@@ -21,7 +21,7 @@ from demx.buffer import BUFFERS
 from demx.errors import UserError
 from demx.estimator import ESTIMATORS, WRAPPERS, Clipped, Draws
 from demx.methods import METHODS
-from demx.methods.idem import Pin
+from demx.methods.idem import Parts, Pin
 from demx.methods.matching import Training
 from demx.model import PRECONDITIONS
 from demx.networks import NETWORKS
@@ -37,13 +37,13 @@ KINDS: dict[str, Mapping[str, Any]] = {
     "network": NETWORKS,
     "precondition": PRECONDITIONS,
     "buffer": BUFFERS,
-    "explore": RULES,
+    "rule": RULES,
 }
 
 
-def clip(*, max_norm: float = math.inf, max_shift: float = math.inf) -> dict[str, float]:
-    """Shorten the vectors of the score estimates to at most min(max_norm, max_shift/σ²)."""
-    return {"max_norm": max_norm, "max_shift": max_shift}
+def clip(*, max_norm: float = math.inf, max_sigmas: float = math.inf) -> dict[str, float]:
+    """Shorten the vectors of the score estimates to at most min(max_norm, max_sigmas/σ)."""
+    return {"max_norm": max_norm, "max_sigmas": max_sigmas}
 
 
 def evaluation(*, every: int = 10, n: int = 1000) -> tuple[int, int]:
@@ -78,6 +78,8 @@ def generic(space: Space, scale: float) -> Config:
         "precondition": {"kind": "denoiser", "sigma_data": scale},
         "network": {"kind": "lean" if isinstance(space, MeanFree) else "mlp"},
         "grid": {"sigma_last": 0.01 * scale},
+        # a standard normal vector of d components is longer than √d + 3 once in ten thousand
+        "clip": {"max_sigmas": round(space.shape[-1] ** 0.5 + 3, 2)},
     }
 
 
@@ -85,7 +87,7 @@ COMMON: Config = {
     "estimator": {"kind": "log_sum_exp", "wrap": []},
     "draws": {"num_samples": 256},
     "buffer": {"kind": "ring"},
-    "explore": {"kind": "posterior"},
+    "rule": {"kind": "posterior"},
     "training": {"prior_fraction": 0.05},
     "grid": {},
     "evaluation": {},
@@ -176,7 +178,7 @@ def build_method(name: str, target: Target, sections: Config, warm_start=None) -
     parts.pop("evaluation")
     factory, settings = network
     make = lambda key: registry.build("network", factory, settings, target.space, key)  # noqa: E731
-    return method(target, network=make, warm_start=warm_start, **parts)
+    return method(target, Parts(network=make, warm_start=warm_start, **parts))
 
 
 def dumps(config: Config) -> str:

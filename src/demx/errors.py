@@ -2,7 +2,7 @@
 
 
 class UserError(ValueError):
-    """Something asked for cannot be done as asked: says what was expected, what came, what to do."""
+    """What was asked for cannot be done: says what was expected, what came, what to do."""
 
 
 class Diverged(RuntimeError):

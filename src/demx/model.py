@@ -14,7 +14,7 @@ from demx.types import Target
 
 
 class Plain(eqx.Module):
-    """s = F(t, x), loss weight a·σ² + b: the paper's (a = 0, b = 1; for mixtures a = 1, b = 1e-3)."""
+    """s = F(t, x), loss weight a·σ² + b: the paper's (0 and 1; for mixtures 1 and 1e-3)."""
 
     variance_weight: float = 0.0
     constant_weight: float = 1.0
@@ -117,7 +117,7 @@ class Pinned(eqx.Module):
 
 
 def average(old, new, decay: float, step: Array):
-    """Exponential moving average of the parameters, θ̄ += (1-d)(θ - θ̄), d = min(decay, (1+n)/(10+n)).
+    """Moving average of the parameters, θ̄ += (1-d)(θ - θ̄), d = min(decay, (1+n)/(10+n)).
 
     The ramp lets the average forget the initial parameters.
     """

@@ -1,4 +1,4 @@
-"""Names to factories: a factory's keyword parameters are its settings, checked and completed here."""
+"""Names to factories: a factory's parameters are its settings, checked and completed here."""
 
 import difflib
 import importlib

@@ -1,4 +1,4 @@
-"""From a score to samples: the reverse SDE on a fixed grid, the probability-flow ODE, its likelihood."""
+"""From a score to samples: reverse SDE on a fixed grid; probability-flow ODE and its likelihood."""
 
 from collections.abc import Callable
 
@@ -15,28 +15,31 @@ Score = Callable[[Array, Array], Array]
 
 
 class Euler(eqx.Module):
-    """Euler-Maruyama in σ²: x' = x + (v - v') s + scale·√(v - v') z (paper, eq. 2).
-
-    scale ≠ 1 is the paper's other diffusion coefficient, for more or less exploration.
-    """
-
-    scale: float = 1.0
+    """Euler-Maruyama in σ²: x' = x + (v - v') s + √(v - v') z (paper, eq. 2)."""
 
     def __call__(self, v: Array, v_next: Array, x: Array, score: Array, z: Array) -> Array:
-        return x + (v - v_next) * score + self.scale * jnp.sqrt(v - v_next) * z
+        return x + (v - v_next) * score + jnp.sqrt(v - v_next) * z
 
 
 class Posterior(eqx.Module):
-    """x' = x + (v - v') s + scale·√(v'(v - v')/v) z: exact if p(x_0 | x_t) were a point mass.
+    """A Gaussian step through x_0: exact if x_0 given x_t is normal with variance Σ.
 
-    Its last step, to v' = 0, is the denoised mean; far fewer steps than Euler's are needed.
+        x' = x + (v - v') s + √(v'(v - v')/v + ((v - v')/v)² Σ) z,   Σ = s² v/(s² + v)
+
+    s² (`local_variance`) is the variance of the target around one of its modes. With 0, x_0 is
+    taken to be its mean: the last step, to v' = 0, then gives the denoised point.
     """
 
-    scale: float = 1.0
+    local_variance: float = 0.0
+
+    def __check_init__(self) -> None:
+        if not self.local_variance >= 0:
+            raise ValueError(f"local_variance: expected at least 0, got {self.local_variance}")
 
     def __call__(self, v: Array, v_next: Array, x: Array, score: Array, z: Array) -> Array:
-        spread = jnp.sqrt(v_next * (v - v_next) / v)
-        return x + (v - v_next) * score + self.scale * spread * z
+        share = (v - v_next) / v
+        spread = self.local_variance * v / (self.local_variance + v)
+        return x + (v - v_next) * score + jnp.sqrt(v_next * share + share**2 * spread) * z
 
 
 Rule = Euler | Posterior
@@ -82,16 +85,18 @@ def reverse(
     x: Float[Array, "n ..."],
     times: Float[Array, " steps"],
     rule: Rule,
+    noise_scale: float = 1.0,
 ) -> Float[Array, "n ..."]:
     """Carry a batch from t = times[0] to times[-1] along the reverse SDE (paper, eq. 2).
 
-    A step evaluates the score at the upper time, so no score is asked for at t = 0.
+    noise_scale multiplies g(t) dw: the paper's other diffusion coefficient, for more or less
+    exploration. A step evaluates the score at the upper time, so no score is asked for at t = 0.
     """
     variances = jax.vmap(noise.variance)(times)
 
     def step(x, now):
         key, t, v, v_next = now
-        z = normal(key, space, (x.shape[0],))
+        z = noise_scale * normal(key, space, (x.shape[0],))
         s = jax.vmap(score, (None, 0))(t, x)
         return rule(v, v_next, x, s, z), None
 

@@ -1,4 +1,4 @@
-"""Where a configuration lives: all of R^d, or n particles with their centre of mass at the origin."""
+"""Where a configuration lives: R^d, or n particles with their centre of mass at the origin."""
 
 import equinox as eqx
 import jax

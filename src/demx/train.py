@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
@@ -56,6 +56,7 @@ def parse_budget(text: str | None) -> Budget:
     )
 
 
+@runtime_checkable
 class Keeper(Protocol):
     """Where states and metrics are kept; `demx.store.Store` is one."""
 

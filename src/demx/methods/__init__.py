@@ -1,4 +1,4 @@
-"""Methods by name: a factory (target, *, parts) -> Method."""
+"""Methods by name: a factory (target, parts) -> Method."""
 
 METHODS = {
     "idem": "demx.methods.idem:idem",

@@ -1,6 +1,7 @@
-"""iDEM, Iterated Denoising Energy Matching, and pDEM, its version without an outer loop (paper, §3)."""
+"""iDEM, Iterated Denoising Energy Matching, and pDEM, which samples only the prior (paper, §3)."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -13,7 +14,7 @@ from demx.estimator import Draws, Estimator
 from demx.methods.matching import Matching, State, Training
 from demx.model import Pinned, Precondition, ScoreModel
 from demx.noise import Noise
-from demx.sde import Flow, Grid, Posterior, Rule, reverse
+from demx.sde import Flow, Grid, Rule, reverse
 from demx.space import normal
 from demx.types import Method, Samples, Target
 
@@ -34,6 +35,7 @@ class Diffusion(eqx.Module):
     noise: Noise
     precondition: Precondition
     grid: Grid
+    rule: Rule
     pin: Pin | None = None
 
     @property
@@ -49,11 +51,12 @@ class Diffusion(eqx.Module):
             return model
         return Pinned(model, self.target, self.pin.variance, self.pin.max_norm)
 
-    def run(self, key: PRNGKeyArray, model: ScoreModel, n: int, rule: Rule) -> Array:
+    def run(self, key: PRNGKeyArray, model: ScoreModel, n: int, noise_scale: float) -> Array:
         key_prior, key_path = jax.random.split(key)
         start, times = self.prior(key_prior, n), self.grid.times(self.noise)
         space = self.target.space
-        return reverse(key_path, self.score(model), self.noise, space, start, times, rule)
+        score = self.score(model)
+        return reverse(key_path, score, self.noise, space, start, times, self.rule, noise_scale)
 
     def flow(self, model: ScoreModel) -> Flow:
         t_0 = self.noise.time(jnp.asarray(self.grid.sigma_last**2))
@@ -64,74 +67,70 @@ class Diffusion(eqx.Module):
         return 0 if self.pin is None else self.grid.num_steps
 
 
-def idem(
-    target: Target,
-    *,
-    noise: Noise,
-    estimator: Estimator,
-    draws: Draws,
-    network: Callable[[PRNGKeyArray], eqx.Module],
-    precondition: Precondition,
-    buffer: Buffer,
-    grid: Grid,
-    explore: Rule,
-    training: Training,
-    pin: Pin | None = None,
-    warm_start: Array | None = None,
-) -> Method:
-    """The outer loop fills the buffer with samples of the current model (paper, algorithm 1).
+class Parts(NamedTuple):
+    """What iDEM and pDEM are made of.
 
-    explore: the step rule of the outer loop, whose scale is the paper's modified diffusion
-    coefficient; samples for users are drawn with scale 1. warm_start: (n, *shape) points to put
-    into the buffer first, the paper's option of existing data.
+    network: a function of a key. warm_start: (n, *shape) points to put into the buffer first, the
+    paper's option of existing data.
     """
-    diffusion = Diffusion(target, noise, precondition, grid, pin)
-    new = training.new_samples
+
+    noise: Noise
+    estimator: Estimator
+    draws: Draws
+    network: Callable[[PRNGKeyArray], eqx.Module]
+    precondition: Precondition
+    buffer: Buffer
+    grid: Grid
+    rule: Rule
+    training: Training
+    pin: Pin | None = None
+    warm_start: Array | None = None
+
+
+def idem(target: Target, parts: Parts) -> Method:
+    """The outer loop fills the buffer with samples of the current model (paper, algorithm 1)."""
+    diffusion = _diffusion(target, parts)
+    new = parts.training.new_samples
 
     def collect(key, model):
-        return diffusion.run(key, model, new, explore)
+        return diffusion.run(key, model, new, parts.training.exploration)
 
-    calls = new * diffusion.calls_per_sample
-    engine = Matching(
-        target, noise, estimator, draws, buffer, training, collect, diffusion.prior, calls
-    )
-    return _method(engine, diffusion, network, warm_start)
+    return _method(parts, diffusion, collect, new * diffusion.calls_per_sample)
 
 
-def pdem(
-    target: Target,
-    *,
-    noise: Noise,
-    estimator: Estimator,
-    draws: Draws,
-    network: Callable[[PRNGKeyArray], eqx.Module],
-    precondition: Precondition,
-    buffer: Buffer,
-    grid: Grid,
-    explore: Rule,
-    training: Training,
-    pin: Pin | None = None,
-    warm_start: Array | None = None,
-) -> Method:
+def pdem(target: Target, parts: Parts) -> Method:
     """The buffer is filled from the prior p_1: no simulation while training (paper, §4)."""
-    diffusion = Diffusion(target, noise, precondition, grid, pin)
+    diffusion = _diffusion(target, parts)
 
     def collect(key, model):
-        return diffusion.prior(key, training.new_samples)
+        return diffusion.prior(key, parts.training.new_samples)
 
-    engine = Matching(target, noise, estimator, draws, buffer, training, collect, diffusion.prior)
-    return _method(engine, diffusion, network, warm_start)
+    return _method(parts, diffusion, collect, 0)
 
 
-def _method(engine: Matching, diffusion: Diffusion, network, warm_start) -> Method:
-    target, space = engine.target, engine.target.space
+def _diffusion(target: Target, parts: Parts) -> Diffusion:
+    return Diffusion(target, parts.noise, parts.precondition, parts.grid, parts.rule, parts.pin)
+
+
+def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> Method:
+    target, space = diffusion.target, diffusion.target.space
+    engine = Matching(
+        target,
+        parts.noise,
+        parts.estimator,
+        parts.draws,
+        parts.buffer,
+        parts.training,
+        collect,
+        diffusion.prior,
+        collect_calls,
+    )
 
     def init(key: PRNGKeyArray) -> State:
-        key_network, key_prior = jax.random.split(key)
-        model = ScoreModel(network(key_network), diffusion.precondition, diffusion.noise, space)
+        model = ScoreModel(parts.network(key), diffusion.precondition, diffusion.noise, space)
         contents = engine.buffer.init(space)
-        if warm_start is not None:
-            points = space.project(jnp.asarray(warm_start, float))
+        if parts.warm_start is not None:
+            points = space.project(jnp.asarray(parts.warm_start, float))
             log_density = jax.vmap(target.log_density)(points)
             contents = engine.buffer.add(contents, points, log_density)
         return engine.init(model, contents)
@@ -140,7 +139,7 @@ def _method(engine: Matching, diffusion: Diffusion, network, warm_start) -> Meth
 
     @eqx.filter_jit
     def draw(key: PRNGKeyArray, model: ScoreModel, n: int) -> Array:
-        return diffusion.run(key, model, n, Posterior())
+        return diffusion.run(key, model, n, 1.0)
 
     @eqx.filter_jit
     def draw_weighted(key: PRNGKeyArray, model: ScoreModel, n: int):

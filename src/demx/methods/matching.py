@@ -1,12 +1,8 @@
-"""The matching engine: an outer loop that fills a buffer, an inner loop that regresses (algorithm 1).
+"""The matching engine: an outer loop fills a buffer, an inner loop regresses (algorithm 1).
 
-A rule is the pair
-
-    collect(key, model) -> (points, log_density)       what the outer loop puts into the buffer
-    regress(key, contents) -> Regression               what the inner loop fits the model to
-
-and everything else (optimiser, average, buffer, sampling) is the same for iDEM and pDEM.
-One `step` is one outer loop, a single compiled function whose inner loop is one scan.
+`collect(key, model)` gives the points that the outer loop puts into the buffer; it is all that
+iDEM and pDEM differ in. One `step` is one outer loop, a single compiled function whose inner loop
+is one scan.
 """
 
 from collections.abc import Callable
@@ -51,8 +47,9 @@ class Training(eqx.Module):
 
     outer_steps: outer loops of a whole run. inner_steps: regressions in each. new_samples: points
     put into the buffer each time. prior_fraction: share of x_0 drawn from the prior instead of the
-    buffer, so that no region is forgotten. schedule: 'cosine' falls to zero over the whole run,
-    'constant' stays. ema: decay of the parameter average that samples are drawn with.
+    buffer, so that no region is forgotten. exploration: scale of the noise in the outer loop's
+    reverse SDE (samples for users are drawn with 1). schedule: 'cosine' falls to zero over the
+    whole run, 'constant' stays. ema: decay of the parameter average that samples are drawn with.
     """
 
     outer_steps: int = 100
@@ -60,6 +57,7 @@ class Training(eqx.Module):
     batch_size: int = 512
     new_samples: int = 512
     prior_fraction: float = 0.0
+    exploration: float = 1.0
     learning_rate: float = 1e-3
     schedule: str = "constant"
     gradient_clip: float = 1.0
@@ -69,7 +67,7 @@ class Training(eqx.Module):
         for name in ("outer_steps", "inner_steps", "batch_size", "new_samples"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        for name in ("learning_rate", "gradient_clip"):
+        for name in ("learning_rate", "gradient_clip", "exploration"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: expected a positive number, got {getattr(self, name)}")
         for name in ("prior_fraction", "ema"):
@@ -107,7 +105,7 @@ class Matching(eqx.Module):
         return State(model, model, opt_state, contents, jnp.zeros((), int))
 
     def fill(self, key: PRNGKeyArray, state: State) -> tuple[Contents, Array]:
-        """Outer loop: new points into the buffer; those that are not finite are left out, counted."""
+        """New points into the buffer; one not finite is counted and drawn from the prior."""
         points = self.collect(key, state.average)
         log_density = jnp.zeros(points.shape[0], points.dtype)
         if self.buffer.needs_energy:
@@ -158,7 +156,7 @@ class Matching(eqx.Module):
             batch = self.regress(key, contents, model.precondition.weight)
             trainable, static = eqx.partition(model, eqx.is_inexact_array)
             value, gradient = jax.value_and_grad(loss)(trainable, static, batch)
-            norm = optax.global_norm(gradient)
+            norm = optax.tree.norm(gradient)
             finite = jnp.isfinite(norm) & jnp.isfinite(value)
             # optax mixes integers and floats; under strict promotion that has to be allowed
             with jax.numpy_dtype_promotion("standard"):

@@ -24,7 +24,11 @@ def _apply(layers: list[eqx.nn.Linear], x: Array) -> Array:
 
 
 class Layer(eqx.Module):
-    """m_ij = φ_e(h_i, h_j, d²_ij, d⁰²_ij) · gate;  x_i += Σ_j û_ij φ_x(m_ij);  h_i += φ_h(h_i, Σ_j m_ij)."""
+    """One round of messages: edges, coordinates, nodes.
+
+    m_ij = φ_e(h_i, h_j, d²_ij, d²_ij at the input) · gate(m_ij),
+    x_i += Σ_j (x_i - x_j)/(d_ij + 1) φ_x(m_ij),   h_i += φ_h(h_i, Σ_j m_ij).
+    """
 
     edge: list[eqx.nn.Linear]
     gate: eqx.nn.Linear
@@ -77,7 +81,7 @@ def egnn(
     depth: int = 5,
     reach: float = 15.0,
 ) -> EGNN:
-    """`depth` message-passing layers of `width`; a layer moves a particle by at most reach/depth an edge."""
+    """`depth` rounds of messages of `width`; an edge moves a particle at most reach/depth."""
     if not isinstance(space, MeanFree):
         raise ValueError(f"network egnn: expected a space of particles, got {space}; use mlp")
     if width < 1 or depth < 1:

@@ -55,12 +55,13 @@ class Lean(eqx.Module):
     levels: int
 
     def _basis(self, x: Array) -> tuple[Array, Array]:
-        """Gaussians on a grid of r in [0, reach], denser at short range, and r̂_ij; i = j is masked."""
+        """Gaussians in u = r/(r + reach/2), dense at short range, and r̂_ij; i = j is masked."""
         n, count = x.shape[0], self.read_filter.shape[0]
         difference = x[:, None] - x[None]
-        # the diagonal gets distance 1, so that the root has a gradient
+        # a floor under r², so that overlapping particles (and i = j) have a direction of 0 and
+        # a gradient that is finite
         eye = jnp.eye(n, dtype=x.dtype)
-        r = jnp.sqrt(jnp.sum(difference**2, axis=-1) + eye)
+        r = jnp.sqrt(jnp.sum(difference**2, axis=-1) + 1e-6)
         # u in [0, 1) compresses long distances: resolution where the forces are
         u = r / (r + 0.5 * self.reach)
         centres = jnp.linspace(0.0, 1.0, count, dtype=x.dtype)

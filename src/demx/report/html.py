@@ -1,6 +1,7 @@
 """report.html: one file, nothing loaded from anywhere, that shows a run."""
 
 import html
+from importlib import resources
 from pathlib import Path
 
 import jax
@@ -13,20 +14,7 @@ from demx.report import figures, tables
 from demx.space import MeanFree, distances
 from demx.store import Store, write_atomic
 
-CSS = """
-:root { color-scheme: light dark; --ink: #1d2430; --soft: #5b6472; --paper: #fdfdfb; --line: #d9dce1; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e4e7ec; --soft: #9aa3b0; --paper: #14171c; --line: #2f3540; } }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-  max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-p, figcaption { color: var(--soft); } .verdict { color: var(--ink); font-size: 1.05rem; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: .3rem .8rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } th { color: var(--soft); font-weight: 500; }
-figure { margin: 1rem 0; } svg { max-width: 100%; height: auto; }
-pre { overflow-x: auto; font-size: .85rem; border: 1px solid var(--line); padding: .8rem; border-radius: .4rem; }
-"""
+CSS = (resources.files("demx.report") / "report.css").read_text()
 
 
 def write(run: Path, n: int = 1000) -> Path:
@@ -120,8 +108,8 @@ def _verdict(found: Evaluation) -> str:
 def _costs(fitted: api.Fitted, found: Evaluation) -> str:
     p = fitted.progress
     return (
-        f"{p.step} outer loops in {p.seconds:.0f} s. Energy calls: {p.energy_calls:,} for training, "
-        f"{p.evaluation_calls:,} for watching it, {found.energy_calls:,} for these metrics."
+        f"{p.step} outer loops in {p.seconds:.0f} s. Energy calls: {p.energy_calls:,} for "
+        f"training, {p.evaluation_calls:,} for watching it, {found.energy_calls:,} for the metrics."
     )
 
 

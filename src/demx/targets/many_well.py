@@ -1,10 +1,10 @@
 """Many wells: independent pairs of a double well and a Gaussian, 2^{d/2} modes (FAB's test)."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
-import equinox as eqx
 
 from demx.space import Euclidean
 

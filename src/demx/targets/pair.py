@@ -57,7 +57,7 @@ class PairPotential(eqx.Module):
     def log_density_and_score(
         self, xs: Float[Array, "N n dim"]
     ) -> tuple[Float[Array, " N"], Float[Array, "N n dim"]]:
-        n, dim = self.space.shape
+        n = self.space.shape[0]
         x = jnp.transpose(self.space.project(xs), (2, 1, 0))  # (dim, n, N): N innermost
         doubled = jnp.concatenate([x, x], axis=1)
 

@@ -1,0 +1,5 @@
+"""python -m demx."""
+
+from demx.cli import main
+
+main()

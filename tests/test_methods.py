@@ -1,0 +1,165 @@
+"""Every method keeps the contract: init, step, sample; one compilation; sound counts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from demx import api, config
+from demx.methods import METHODS
+from demx.targets import TARGETS
+from demx.types import Info, Samples
+
+SMALL = {
+    "draws": {"num_samples": 8},
+    "training": {"inner_steps": 2, "batch_size": 8, "new_samples": 8, "outer_steps": 3},
+    "buffer": {"capacity": 16},
+    "grid": {"num_steps": 4},
+    "evaluation": {"every": 0},
+}
+NETWORK = {
+    "gmm40": {"width": 8, "depth": 1},
+    "dw4": {"width": 8, "depth": 1, "num_basis": 4},
+    "lj13": {"width": 8, "depth": 1, "num_basis": 4},
+}
+CASES = [(m, t) for m in METHODS for t in NETWORK]
+
+
+def small(method, target, **extra):
+    settings = config.merge(SMALL, {"network": NETWORK[target]}, extra)
+    built, full = api.resolve(target, method=method, settings=settings)
+    return built, config.build_method(method, built, full)
+
+
+@pytest.mark.parametrize("method, name", CASES)
+def test_contract(method, name, key):
+    target, made = small(method, name)
+    state = made.init(key)
+    before = jax.tree.leaves(state)
+    for i in range(3):
+        state, info = made.step(jax.random.fold_in(key, i), state)
+    assert isinstance(info, Info)
+    assert all(jnp.isfinite(value) for value in info)
+    # 2 regressions of 8 points with 8 samples each
+    assert made.calls_per_step == 2 * 8 * 8
+    after = jax.tree.leaves(state)
+    assert any(not np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+    samples = made.sample(key, state, 5)
+    assert isinstance(samples, Samples)
+    assert samples.x.shape == (5, *target.space.shape)
+    assert jnp.isfinite(samples.x).all()
+    np.testing.assert_allclose(target.space.project(samples.x), samples.x, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_step_compiles_once(method, key):
+    """The energy is traced by the first step and by no later one."""
+    traces = []
+
+    def energy(x):
+        traces.append(1)
+        return jnp.sum(x**2)
+
+    settings = config.merge(SMALL, {"network": NETWORK["gmm40"]})
+    built, full = api.resolve(energy, dim=2, method=method, settings=settings)
+    made = config.build_method(method, built, full)
+    state, _ = made.step(key, made.init(key))
+    first = len(traces)
+    for i in range(3):
+        state, _ = made.step(jax.random.fold_in(key, i), state)
+    assert len(traces) == first
+
+
+def test_samples_do_not_depend_on_how_many_are_asked_for(key):
+    _, made = small("idem", "gmm40")
+    state = made.init(key)
+    few, many = made.sample(key, state, 1024).x, made.sample(key, state, 1030).x
+    np.testing.assert_array_equal(few, many[:1024])
+
+
+def test_the_same_key_gives_the_same_run(key):
+    _, made = small("idem", "gmm40")
+    runs = [made.step(key, made.init(key))[0] for _ in range(2)]
+    for a, b in zip(*map(jax.tree.leaves, runs), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_warm_start_fills_the_buffer(key):
+    built, full = api.resolve("gmm40", settings=SMALL | {"network": NETWORK["gmm40"]})
+    points = np.arange(12.0).reshape(6, 2)
+    made = config.build_method("idem", built, full, points)
+    contents = made.init(key).contents
+    assert int(contents.added) == 6
+    np.testing.assert_array_equal(contents.points[:6], points)
+
+
+def test_pinned_sampling_counts_its_energy_calls(key):
+    _, made = small("idem", "lj13", pin={"variance": 0.01, "max_norm": 100.0})
+    state = made.init(key)
+    assert made.calls_per_step == 2 * 8 * 8 + 8 * 4
+    assert made.sample(key, state, 5).energy_calls == 5 * 4
+    state, info = made.step(key, state)
+    assert jnp.isfinite(info.loss)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"estimator": {"kind": "mixed", "local_variance": 1.0, "wrap": ["conditional"]}},
+        {"estimator": {"kind": "log_sum_exp", "wrap": ["richardson"]}},
+        {"buffer": {"kind": "prioritised", "capacity": 16}},
+        {"precondition": {"kind": "plain"}, "clip": {"max_norm": 70.0}},
+        {"noise": {"kind": "linear", "sigma_max": 20.0}},
+        {"noise": {"kind": "variance_preserving"}},
+        {"rule": {"kind": "euler"}, "training": {"exploration": 0.9}},
+        {"draws": {"shared": False, "antithetic": False}},
+        {"training": {"prior_fraction": 0.5, "schedule": "cosine"}},
+    ],
+    ids=lambda e: "-".join(e),
+)
+def test_every_variant_trains(extra, key):
+    _, made = small("idem", "gmm40", **extra)
+    _, info = made.step(key, made.init(key))
+    assert jnp.isfinite(info.loss)
+
+
+def test_the_papers_own_settings_train(key):
+    """EGNN, plain score, Euler with 1000 steps cut to 4, clip 20, loss weight 1."""
+    settings = config.merge(
+        SMALL,
+        {
+            "network": {"kind": "egnn", "width": 8, "depth": 2},
+            "precondition": {"kind": "plain"},
+            "estimator": {"kind": "log_sum_exp"},
+            "noise": {"kind": "geometric", "sigma_min": 0.01, "sigma_max": 2.0},
+            "clip": {"max_norm": 20.0, "max_sigmas": float("inf")},
+            "rule": {"kind": "euler"},
+            "grid": {"spacing": "uniform"},
+            "training": {"exploration": 0.9, "gradient_clip": 0.5, "prior_fraction": 0.0},
+        },
+    )
+    built, full = api.resolve("lj13", settings=settings)
+    made = config.build_method("idem", built, full)
+    _, info = made.step(key, made.init(key))
+    assert jnp.isfinite(info.loss)
+
+
+def test_log_prob_and_weights_agree(key):
+    target, made = small("idem", "gmm40")
+    state = made.init(key)
+    drawn = made.sample_weighted(key, state, 20)
+    again = made.log_prob(state, drawn.x)
+    np.testing.assert_allclose(drawn.log_prob, again, atol=2e-2)
+    exact = jax.vmap(target.log_density)(drawn.x)
+    np.testing.assert_allclose(drawn.log_weight, exact - drawn.log_prob, rtol=1e-3, atol=1e-2)
+    # before training the model is the Gaussian N(0, 22²): its density is known
+    want = -0.5 * jnp.sum(drawn.x**2, 1) / 22.0**2 - jnp.log(2 * jnp.pi * 22.0**2)
+    np.testing.assert_allclose(drawn.log_prob, want, atol=2e-2)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_target_resolves(name):
+    needed = {"lennard_jones": {"num_particles": 3}, "double_well": {"num_particles": 3}}
+    settings = {"target": needed[name]} if name in needed else {}
+    built, full = api.resolve(name, settings=settings)
+    config.build_method("idem", built, full)

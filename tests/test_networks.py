@@ -1,0 +1,110 @@
+"""Networks and the preconditioned, pinned, averaged model."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cases import TARGETS, networks, shaken
+from demx.energy import evaluate
+from demx.model import Denoiser, Pinned, Plain, ScoreModel, average
+from demx.networks import NETWORKS
+from demx.noise import Geometric
+from demx.space import Euclidean, MeanFree, normal
+
+SPACES = {"euclidean": Euclidean(3), "particles_3d": MeanFree(5, 3), "particles_2d": MeanFree(4, 2)}
+CASES = [
+    (space, name) for space, value in SPACES.items() for name in networks(value, jax.random.key(0))
+]
+NOISE = Geometric(0.1, 3.0)
+
+
+def make(space, name, key):
+    return shaken(networks(SPACES[space], key)[name], key)
+
+
+@pytest.mark.parametrize("space, name", CASES)
+def test_shapes_gradients_and_dependence(space, name, key):
+    net, where = make(space, name, key), SPACES[space]
+    x = normal(key, where)
+    out = net(jnp.asarray(0.3), x)
+    assert out.shape == where.shape and jnp.isfinite(out).all()
+    assert not np.allclose(out, net(jnp.asarray(-0.5), x))  # the noise level matters
+    slope = eqx.filter_grad(lambda n: jnp.sum(n(jnp.asarray(0.3), x) ** 2))(net)
+    for leaf in jax.tree.leaves(slope):
+        assert jnp.isfinite(leaf).all()
+
+
+@pytest.mark.parametrize("space, name", [c for c in CASES if c[0] != "euclidean"])
+def test_equivariance(space, name, key):
+    net, where = make(space, name, key), SPACES[space]
+    n, dim = where.shape
+    keys = jax.random.split(key, 3)
+    x = normal(keys[0], where)
+    turn, _ = jnp.linalg.qr(jax.random.normal(keys[1], (dim, dim)))
+    order = jax.random.permutation(keys[2], n)
+    level = jnp.asarray(0.1)
+    want = (net(level, x) @ turn)[order]
+    np.testing.assert_allclose(net(level, (x @ turn)[order]), want, atol=2e-5, rtol=1e-3)
+    np.testing.assert_allclose(jnp.mean(want, axis=0), 0, atol=1e-5)
+
+
+@pytest.mark.parametrize("space, name", [c for c in CASES if c[0] != "euclidean"])
+def test_overlapping_particles(space, name, key):
+    net, where = make(space, name, key), SPACES[space]
+    x = jnp.zeros(where.shape)
+    value, slope = jax.value_and_grad(lambda x: jnp.sum(net(jnp.asarray(0.0), x) ** 2))(x)
+    assert jnp.isfinite(value) and jnp.isfinite(slope).all()
+
+
+def test_particle_networks_refuse_other_spaces(key):
+    for name in ("egnn", "lean"):
+        with pytest.raises(ValueError, match="expected a space of particles"):
+            NETWORKS[name](Euclidean(3), key)
+
+
+@pytest.mark.parametrize("space, name", CASES)
+def test_an_untrained_denoiser_is_exact_for_a_gaussian(space, name, key):
+    where = SPACES[space]
+    net = networks(where, key)[name]
+    if name == "egnn":
+        net = jax.tree.map(lambda a: 0 * a if eqx.is_inexact_array(a) else a, net)
+    model = ScoreModel(net, Denoiser(1.5), NOISE, where)
+    x, t = normal(key, where), jnp.asarray(0.4)
+    want = -x / (NOISE.variance(t) + 1.5**2)
+    np.testing.assert_allclose(model(t, x), want, atol=1e-5)
+
+
+def test_denoiser_weight_makes_the_loss_one_on_the_network(key):
+    """weight·|s - S|² = |F - F*|²: the two ways to write the regression agree."""
+    rule, v = Denoiser(0.7), jnp.asarray(0.3)
+    f, f_star = jax.random.normal(key, (2, 4))
+    difference = rule.out(v) * (f - f_star)
+    weighted = rule.weight(v) * jnp.sum(difference**2)
+    assert float(weighted) == pytest.approx(float(jnp.sum((f - f_star) ** 2)), rel=1e-5)
+
+
+def test_plain_is_the_network_itself(key):
+    net = make("euclidean", "mlp", key)
+    model = ScoreModel(net, Plain(1.0, 1e-3), NOISE, Euclidean(3))
+    x, t = jax.random.normal(key, (3,)), jnp.asarray(0.4)
+    np.testing.assert_allclose(model(t, x), net(t, x), rtol=1e-6)
+    assert float(model.precondition.weight(jnp.asarray(2.0))) == pytest.approx(2.001)
+
+
+def test_pinning_gives_the_exact_score_as_noise_vanishes(key):
+    target = TARGETS["lj13"]
+    model = ScoreModel(networks(target.space, key)["lean"], Denoiser(1.0), NOISE, target.space)
+    pinned = Pinned(model, target, 0.01, 1e9)
+    x = 2 * normal(key, target.space)
+    exact = evaluate(target, x[None]).score[0]
+    np.testing.assert_allclose(pinned(jnp.zeros(()), x), exact, rtol=1e-5, atol=1e-4)
+    far = pinned(jnp.ones(()), x)
+    np.testing.assert_allclose(far, model(jnp.ones(()), x), atol=2e-3 * float(jnp.abs(exact).max()))
+
+
+def test_average_forgets_its_start_and_then_moves_slowly():
+    old, new = jnp.zeros(2), jnp.ones(2)
+    assert float(average(old, new, 0.999, jnp.asarray(0))[0]) == pytest.approx(0.9)
+    assert float(average(old, new, 0.999, jnp.asarray(10**6))[0]) == pytest.approx(0.001, rel=1e-3)

@@ -1,0 +1,130 @@
+"""Reverse SDE and probability flow with exact scores: laws, orders, densities."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cases import NOISES, asymmetric
+from demx.noise import Geometric
+from demx.sde import RULES, Flow, Grid, Posterior, reverse
+from demx.space import Euclidean, MeanFree, log_normal, normal
+
+NOISE = Geometric(0.05, 6.0)
+
+
+def exact_score(target, noise):
+    def score(t, x):
+        return jax.grad(target.smoothed(noise.variance(t)).log_density)(x)
+
+    return score
+
+
+@pytest.mark.parametrize("spacing", ["power", "uniform"])
+@pytest.mark.parametrize("name", NOISES)
+def test_grids_fall_from_one_to_zero(spacing, name):
+    times = np.asarray(Grid(17, spacing, sigma_last=0.01).times(NOISES[name]))
+    assert len(times) == 18 and times[0] == 1 and times[-1] == 0
+    assert (np.diff(times) < 0).all()
+
+
+@pytest.mark.parametrize("name", NOISES)
+@pytest.mark.parametrize("rule", RULES)
+def test_reverse_sde_with_the_exact_score_gives_the_target(name, rule, key):
+    """Moments and mode weights of an asymmetric mixture, started from p_1 itself."""
+    target, noise, n = asymmetric(), NOISES[name], 20_000
+    key_start, key_path = jax.random.split(key)
+    start = target.smoothed(noise.variance(jnp.ones(()))).sample(key_start, n)
+    times = Grid(300, sigma_last=0.01).times(noise)
+    x = reverse(key_path, exact_score(target, noise), noise, target.space, start, times,
+                RULES[rule]())  # fmt: skip
+    reference = target.sample(key, n)
+    error = 4 * (2 / n) ** 0.5 * jnp.std(reference, axis=0)
+    bias = 0.03 * jnp.std(reference, axis=0)  # of 300 steps
+    assert (jnp.abs(x.mean(0) - reference.mean(0)) < error + bias).all()
+    nearest = jnp.argmin(jnp.sum((x[:, None] - target.means[None]) ** 2, -1), axis=1)
+    weights = np.bincount(np.asarray(nearest), minlength=3) / n
+    assert (np.abs(weights - [0.6, 0.3, 0.1]) < 4 * (0.25 / n) ** 0.5 + 0.01).all()
+
+
+def variance_after(rule, steps):
+    """The variance that a rule gives a Gaussian target of variance 0.3, by exact recursion."""
+    s2 = 0.3
+    times = Grid(steps, sigma_last=0.01).times(NOISE)
+    v = jax.vmap(NOISE.variance)(times)
+    variance = s2 + float(v[0])
+    for now, after in itertools.pairwise(v):
+        # both rules are linear here: what they do to x = 1 and to z = 1 is all there is to know
+        zero, one = jnp.zeros(()), jnp.ones(())
+        shrink = float(rule(now, after, one, -one / (s2 + now), zero))
+        added = float(rule(now, after, zero, zero, one))
+        variance = shrink**2 * variance + added**2
+    return variance
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_weak_order(rule):
+    """The error of the variance falls like 1/steps."""
+    sizes = (50, 100, 200)
+    errors = [abs(variance_after(RULES[rule](), n) - 0.3) for n in sizes]
+    assert np.polyfit(np.log(sizes), np.log(errors), 1)[0] == pytest.approx(-1, abs=0.3)
+
+
+def test_posterior_step_is_exact_for_a_gaussian_of_known_variance():
+    assert variance_after(Posterior(0.3), 10) == pytest.approx(0.3, rel=1e-4)
+
+
+def test_exploration_scale_widens(key):
+    target = asymmetric()
+    start = 6 * normal(key, target.space, (4000,))
+    times = Grid(60, sigma_last=0.05).times(NOISE)
+
+    def spread(scale):
+        score = exact_score(target, NOISE)
+        x = reverse(key, score, NOISE, target.space, start, times, Posterior(), scale)
+        return float(jnp.std(x))
+
+    assert spread(0.0) < spread(1.0) < spread(1.3)
+
+
+def flow_of(target, space, score, prior_variance):
+    t_0 = NOISE.time(jnp.asarray(1e-4))
+    return Flow(score, NOISE, space, t_0, jnp.asarray(prior_variance), 1e-6)
+
+
+@pytest.mark.parametrize("space", [Euclidean(3), MeanFree(3, 2)], ids=str)
+def test_flow_density_of_a_gaussian_is_exact(space, key):
+    """With the score of N(0, s²), the flow's density is that normal, also on the subspace."""
+    s2 = 0.49
+    flow = flow_of(
+        None, space, lambda t, x: -space.project(x) / (s2 + NOISE.variance(t)),
+        s2 + float(NOISE.variance(jnp.ones(()))),
+    )  # fmt: skip
+    x = 0.7 * normal(key, space, (5,))
+    found = jax.vmap(flow.log_prob)(x)
+    want = jax.vmap(lambda y: log_normal(space, y, s2 + 1e-4))(x)
+    np.testing.assert_allclose(found, want, atol=2e-3)
+    drawn, log_prob = jax.vmap(flow.sample)(jax.random.split(key, 5))
+    np.testing.assert_allclose(log_prob, jax.vmap(flow.log_prob)(drawn), atol=2e-3)
+
+
+def test_flow_of_a_mixture_has_weights_near_one(key):
+    """ESS = 1 when q = p; here up to p_1 being only nearly normal."""
+    target = asymmetric()
+    total = float(NOISE.variance(jnp.ones(())) + jnp.var(target.sample(key, 50_000)))
+    flow = flow_of(target, target.space, exact_score(target, NOISE), total)
+    x, log_prob = jax.jit(jax.vmap(flow.sample))(jax.random.split(key, 500))
+    log_weight = jax.vmap(target.log_density)(x) - log_prob
+    w = jnp.exp(log_weight)
+    assert float(jnp.sum(w) ** 2 / (500 * jnp.sum(w**2))) > 0.9
+    error = float(jnp.std(w)) / 500**0.5
+    assert abs(float(jnp.mean(w)) - 1) < 4 * error + 0.01
+
+
+def test_impossible_grids():
+    with pytest.raises(ValueError, match="num_steps: expected at least 1, got 0"):
+        Grid(0)
+    with pytest.raises(ValueError, match="spacing: expected 'power' or 'uniform'"):
+        Grid(10, "cubic")

@@ -1,0 +1,190 @@
+"""The training loop: budgets, resume to the bit, divergence, interruption."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import demx
+from demx import api
+from demx.errors import Diverged, UserError
+from demx.store import Store
+from demx.train import Budget, Progress, parse_budget, train
+from demx.types import Info, Method, Samples
+
+TINY = {
+    "draws": {"num_samples": 8},
+    "network": {"width": 8, "depth": 1, "embedding": 4},
+    "training": {"outer_steps": 6, "inner_steps": 2, "batch_size": 8, "new_samples": 8},
+    "buffer": {"capacity": 16},
+    "grid": {"num_steps": 4},
+    "evaluation": {"every": 2, "n": 20},
+}
+
+
+def settings(**training):
+    return TINY | {"training": TINY["training"] | training}
+
+
+def leaves(fitted):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(fitted.state)]
+
+
+def counting(fail_at=None, calls=10):
+    """A method whose state is a count and whose loss is its inverse."""
+
+    def step(key, state):
+        new = state + 1
+        loss = jnp.where(new == (fail_at or -1), jnp.nan, 1 / new)
+        zero = jnp.zeros((), int)
+        return new, Info(loss, loss, loss, loss, zero, zero)
+
+    return Method(
+        lambda key: jnp.zeros(()), step, lambda key, state, n: Samples(jnp.zeros((n, 1))), calls
+    )
+
+
+def test_energy_calls_bound_the_run():
+    _, progress = train(counting(), seed=0, outer_steps=100, budget=Budget(energy_calls=55.0))
+    assert progress.step == 5 and progress.energy_calls == 50
+
+
+def test_seconds_bound_the_run():
+    _, progress = train(counting(), seed=0, outer_steps=10**9, budget=Budget(seconds=0.3))
+    assert 0.3 <= progress.seconds < 3
+
+
+def test_divergence_keeps_the_last_good_state(tmp_path):
+    store = Store(tmp_path / "run")
+    with pytest.raises(Diverged, match=r"outer loop 4.*last good state \(loop 3\).*learning_rate"):
+        train(counting(fail_at=4), seed=0, outer_steps=9, keeper=store)
+    state, header = store.load(jnp.zeros(()))
+    assert float(state) == 3 and header["step"] == 3
+
+
+@pytest.mark.parametrize(
+    "text, want",
+    [
+        ("90s", Budget(seconds=90.0)),
+        ("10m", Budget(seconds=600.0)),
+        ("2h", Budget(seconds=7200.0)),
+        ("5e6calls", Budget(energy_calls=5e6)),
+        (None, Budget()),
+    ],
+)
+def test_budgets(text, want):
+    assert parse_budget(text) == want
+
+
+@pytest.mark.parametrize("text", ["10", "m", "-5s", "tenm", "nans", ""])
+def test_budgets_that_are_refused(text):
+    with pytest.raises(UserError, match="budget: expected a time like"):
+        parse_budget(text)
+
+
+def test_interrupted_runs_end_like_undisturbed_ones(tmp_path):
+    whole = demx.fit("gmm40", settings=settings(), directory=tmp_path / "a", progress=False)
+    per_step = whole.progress.energy_calls // 6
+    for steps in (1, 4, 9):
+        budget = f"{per_step * steps}calls"
+        parts = demx.fit(
+            "gmm40", settings=settings(), directory=tmp_path / "b", budget=budget, progress=False
+        )
+    assert parts.progress.step == 6
+    for a, b in zip(leaves(whole), leaves(parts), strict=True):
+        np.testing.assert_array_equal(a, b)
+    metrics = [(tmp_path / d / "metrics.jsonl").read_bytes() for d in "ab"]
+    assert metrics[0] == metrics[1]
+    lines = [json.loads(line) for line in metrics[0].splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert [("evaluation" in line) for line in lines] == [False, True] * 3
+
+
+def start(directory, *extra):
+    flags = []
+    for section, values in TINY.items():
+        for name, value in values.items():
+            flags += ["--set", f"{section}.{name}={value}"]
+    command = [sys.executable, "-m", "demx", "fit", "gmm40", "--directory", str(directory), *flags]
+    return subprocess.Popen(
+        [*command, "--set", "training.outer_steps=400", "--set", "evaluation.every=50", *extra],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"DEMX_CHECKPOINT_SECONDS": "0.2"},
+    )
+
+
+def wait_for_lines(path, count, process):
+    for _ in range(1200):
+        if path.exists() and len(path.read_bytes().splitlines()) >= count:
+            return
+        assert process.poll() is None, process.stderr.read().decode()
+        time.sleep(0.05)
+    raise AssertionError("no progress in a minute")
+
+
+def test_kill_nine_three_times_and_end_the_same(tmp_path, seed):
+    whole = start(tmp_path / "whole")
+    assert whole.wait(timeout=300) == 0
+    moments = random.Random(seed)
+    for _ in range(3):
+        process = start(tmp_path / "killed")
+        done = tmp_path / "killed" / "metrics.jsonl"
+        now = len(done.read_bytes().splitlines()) if done.exists() else 0
+        wait_for_lines(done, now + moments.randint(1, 60), process)
+        time.sleep(moments.random() * 0.1)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    last = start(tmp_path / "killed")
+    assert last.wait(timeout=300) == 0, last.stderr.read().decode()
+    a, b = (Store(tmp_path / name) for name in ("whole", "killed"))
+    assert a.metrics_file.read_bytes() == b.metrics_file.read_bytes()
+    for x, y in zip(leaves(api.load(a.directory)), leaves(api.load(b.directory)), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_ctrl_c_stops_cleanly_and_the_run_goes_on(tmp_path):
+    process = start(tmp_path / "run", "--set", "training.outer_steps=100000")
+    wait_for_lines(tmp_path / "run" / "metrics.jsonl", 5, process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 0
+    assert b"outer loops" in process.stdout.read()
+    steps = [line["step"] for line in Store(tmp_path / "run").history()]
+    assert api.load(tmp_path / "run").progress.step == steps[-1] >= 5
+
+
+def test_another_configuration_is_refused(tmp_path):
+    demx.fit("gmm40", settings=settings(), directory=tmp_path, budget="1e4calls", progress=False)
+    with pytest.raises(UserError, match="training.batch_size: there 8, now 16"):
+        demx.fit("gmm40", settings=settings(batch_size=16), directory=tmp_path, progress=False)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "header"])
+def test_damaged_checkpoints_are_refused(tmp_path, damage):
+    demx.fit("gmm40", settings=settings(outer_steps=1), directory=tmp_path, progress=False)
+    path = Store(tmp_path).checkpoint_file
+    data = bytearray(path.read_bytes())
+    if damage == "truncate":
+        data = data[: len(data) // 2]
+    elif damage == "flip":
+        data[-10] ^= 255
+    else:
+        data = data[40:]
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="damaged checkpoint"):
+        api.load(tmp_path)
+
+
+def test_progress_survives_a_round_trip(tmp_path):
+    store, progress = Store(tmp_path), Progress(3, 2**40, 5, 1.5)
+    store.save(jnp.ones(2), vars(progress))
+    _, header = store.load(jnp.zeros(2))
+    assert Progress(**header) == progress
