@@ -9,16 +9,15 @@ import pytest
 
 from cases import CONSISTENT, ESTIMATORS, PARTICLES, TARGETS, asymmetric
 from demx import estimator as module
+from demx.draws import Draws, estimate_batch
 from demx.energy import evaluate
 from demx.estimator import (
     Clipped,
     Conditional,
-    Draws,
     Jensen,
     LogSumExp,
     Mixed,
     Ratio,
-    estimate_batch,
 )
 from demx.space import Euclidean, normal
 from demx.targets.function import FunctionTarget

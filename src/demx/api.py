@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float
 from rich.console import Console
 
 from demx import config as configuration
+from demx.energy import energies as energies_of
 from demx.errors import UserError
 from demx.evaluate import evaluation
 from demx.evaluate.metrics import w2
@@ -67,7 +68,7 @@ class Fitted:
             raise UserError(f"method {self.config['method']} does not know its own density")
         return self.method.sample_weighted(key, self.state, n)
 
-    def log_prob(self, x: Float[Array, "n ..."]) -> Float[Array, " n"]:
+    def log_prob(self, x: ArrayLike) -> Float[Array, " n"]:
         """The sampler's own log-density at n points (on the mean-free subspace for particles)."""
         if self.method.log_prob is None:
             raise UserError(f"method {self.config['method']} does not know its own density")
@@ -137,7 +138,7 @@ def fit(
     dim: int | None = None,
     particles: tuple[int, int] | None = None,
     scale: float = 1.0,
-    warm_start: Float[Array, "n ..."] | None = None,
+    warm_start: ArrayLike | None = None,
     progress: bool = True,
     settings: Mapping[str, Any] | None = None,
 ) -> Fitted:
@@ -192,12 +193,17 @@ def load(directory: str | Path) -> Fitted:
 def _glance(method: Method, target: Target, n: int):
     """The periodic look at a run: median energy, and W2 where exact samples can be had."""
 
+    measure = jax.jit(lambda xs: energies_of(target, xs))
+
     def look(key, state) -> tuple[dict[str, float], int]:
         key_sample, key_reference = jax.random.split(key)
         samples = method.sample(key_sample, state, n)
         x = np.asarray(samples.x)
-        energies = evaluation.batched_energies(target, x)
-        values = {"energy_median": float(np.median(energies))}
+        energies = np.asarray(measure(x))
+        finite = energies[np.isfinite(energies)]
+        values = {"energy_median": float(np.median(finite))} if len(finite) else {}
+        if len(finite) < n:
+            values["bad_samples"] = float(n - len(finite))
         reference = evaluation.reference_samples(target, key_reference, n)
         if reference is not None and n <= 2000:
             values["w2"] = w2(x, reference)

@@ -18,8 +18,9 @@ import tomli_w
 
 from demx import registry
 from demx.buffer import BUFFERS
+from demx.draws import Draws
 from demx.errors import UserError
-from demx.estimator import ESTIMATORS, WRAPPERS, Clipped, Draws
+from demx.estimator import ESTIMATORS, WRAPPERS, Clipped
 from demx.methods import METHODS
 from demx.methods.idem import Parts, Pin
 from demx.methods.matching import Training

@@ -6,11 +6,12 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, PRNGKeyArray
 
 from demx.buffer import Buffer
+from demx.draws import Draws
 from demx.energy import evaluate
-from demx.estimator import Draws, Estimator
+from demx.estimator import Estimator
 from demx.methods.matching import Matching, State, Training
 from demx.model import Pinned, Precondition, ScoreModel
 from demx.noise import Noise
@@ -84,7 +85,7 @@ class Parts(NamedTuple):
     rule: Rule
     training: Training
     pin: Pin | None = None
-    warm_start: Array | None = None
+    warm_start: ArrayLike | None = None
 
 
 def idem(target: Target, parts: Parts) -> Method:

@@ -15,7 +15,8 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from demx.buffer import Buffer, Contents
-from demx.estimator import Draws, Estimate, Estimator, estimate_batch
+from demx.draws import Draws, estimate_batch
+from demx.estimator import Estimate, Estimator
 from demx.model import ScoreModel, average
 from demx.noise import Noise
 from demx.space import normal

@@ -1,6 +1,7 @@
 """Figures of a run as SVG text. The only place that draws."""
 
 import io
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,7 +35,9 @@ def _svg(figure) -> str:
     text = io.StringIO()
     figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
     plt.close(figure)
-    return text.getvalue()[text.getvalue().index("<svg") :]
+    drawn = text.getvalue()
+    drawn = drawn[drawn.index("<svg") :]
+    return re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.S)
 
 
 def samples_over_contours(target: Target, x: np.ndarray) -> str | None:

@@ -4,6 +4,7 @@ import inspect
 import json
 import math
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -57,9 +58,11 @@ def as_json(fitted: Fitted, found: Evaluation) -> str:
 
 def show(fitted: Fitted, found: Evaluation) -> None:
     console, target = Console(), fitted.config["target"]
-    table = Table(title=f"{fitted.config['method']} on {target}")
-    for column in ("metric", "n", "value", "floor", "", "paper's iDEM"):
-        table.add_column(column, justify="left" if column in ("metric", "") else "right")
+    title = f"{fitted.config['method']} on {target}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    for column in ("metric", "n", "value", "floor", "", "paper"):
+        justify = "left" if column in ("metric", "") else "right"
+        table.add_column(column, justify=justify, no_wrap=True)
     for name, metric in found.metrics.items():
         table.add_row(
             name,
@@ -70,6 +73,10 @@ def show(fitted: Fitted, found: Evaluation) -> None:
             number(PAPER.get(target, {}).get(name)),
         )
     console.print(table)
+    console.print(
+        "floor: the same between two reference sets (of the energy: its reference value); "
+        "paper: its iDEM"
+    )
     if all(metric.floor is None for metric in found.metrics.values()):
         console.print("No reference samples for this target: floors cannot be given.")
     p = fitted.progress
