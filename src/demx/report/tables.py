@@ -4,7 +4,6 @@ import inspect
 import json
 import math
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -28,7 +27,9 @@ def with_error(value: float | None, error: float | None) -> str:
         return ""
     if not error:
         return number(value)
-    digits = max(0, 1 - math.floor(math.log10(error)))
+    leading = math.floor(math.log10(error))
+    # one digit of the error, two where the first is a 1
+    digits = max(0, (1 if error < 2 * 10**leading else 0) - leading)
     return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
@@ -59,7 +60,7 @@ def as_json(fitted: Fitted, found: Evaluation) -> str:
 def show(fitted: Fitted, found: Evaluation) -> None:
     console, target = Console(), fitted.config["target"]
     title = f"{fitted.config['method']} on {target}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("metric", "n", "value", "floor", "", "paper"):
         justify = "left" if column in ("metric", "") else "right"
         table.add_column(column, justify=justify, no_wrap=True)
