@@ -57,7 +57,7 @@ def test_a_missing_mode_and_a_bad_sample_are_seen(key):
     nearest = np.linalg.norm(x[:, None] - modes[None], axis=2).argmin(1)
     x[nearest == lonely] = modes[(lonely + 1) % 40]
     x[0] = np.nan
-    found = evaluate(target, np.nan_to_num(x, nan=1e30), jax.random.fold_in(key, 1), repeats=8)
+    found = evaluate(target, x, jax.random.fold_in(key, 1), repeats=8)
     assert found.metrics["modes_hit"].value == 39
     tv = found.metrics["mode_tv"]
     assert tv.value > tv.floor + 4 * np.hypot(tv.standard_error, tv.floor_standard_error)
@@ -67,3 +67,8 @@ def test_a_missing_mode_and_a_bad_sample_are_seen(key):
 def test_too_few_samples():
     with pytest.raises(ValueError, match="at least 2 repeats of at least 2 samples"):
         evaluate(gmm40(), np.zeros((5, 2)), jax.random.key(0), repeats=4)
+
+
+def test_only_bad_samples_give_no_metrics():
+    found = evaluate(gmm40(), np.full((40, 2), np.nan), jax.random.key(0), repeats=4)
+    assert found.metrics == {} and found.bad == 40

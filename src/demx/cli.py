@@ -1,6 +1,7 @@
 """The command `demx`. Nothing heavy is imported before a command has been chosen."""
 
 import sys
+import zipfile
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ def fit(
     scale: float = 1.0,
     set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
     warm_start: str | None = None,
+    checkpoint_seconds: float = 15.0,
     quiet: bool = False,
 ) -> None:
     """Train a sampler on a target, or go on with a run that was interrupted.
@@ -36,6 +38,7 @@ def fit(
         scale: rough width of the target's mass; used where no preset says better.
         set: change a setting, such as training.batch_size=64; may be given many times.
         warm_start: npz or npy file of existing samples to fill the buffer with.
+        checkpoint_seconds: how much work a kill may cost.
         quiet: no progress.
     """
     from demx import api, config
@@ -52,6 +55,7 @@ def fit(
         settings=config.parse_set(set),
         warm_start=start,
         progress=not quiet,
+        checkpoint_seconds=checkpoint_seconds,
     )
     p = fitted.progress
     total = fitted.config["training"]["outer_steps"]
@@ -59,6 +63,9 @@ def fit(
         f"{directory}: {p.step} of {total} outer loops, {p.energy_calls:,} energy calls, "
         f"{p.seconds:.0f} s of training"
     )
+    if fitted.interrupted:
+        print("interrupted: the same command goes on from here", file=sys.stderr)
+        sys.exit(130)
 
 
 def load_samples(path: Path):
@@ -67,7 +74,7 @@ def load_samples(path: Path):
 
     try:
         data = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: expected an npz or npy file of samples ({error})") from error
     if isinstance(data, np.ndarray):
         return data
@@ -159,6 +166,8 @@ def report(run: Run, /, n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1000)
     """
     from demx.report import html
 
+    if n < 2:
+        raise UserError(f"expected -n of at least 2, got {n}")
     print(html.write(Path(run), n))
 
 
@@ -185,6 +194,9 @@ def main() -> None:
             description="Samples from p(x) ∝ exp(-E(x)), from the energy alone.",
         )
     except (UserError, Diverged) as error:
+        print(f"demx: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:  # a full disk, a directory that cannot be written
         print(f"demx: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -136,6 +136,8 @@ def resolve_sections(space: Space, layers: list[Config], scale: float) -> Config
     for name, entries in KINDS.items():
         given = dict(raw[name])
         kind = given.pop("kind")
+        if not isinstance(kind, str):
+            raise UserError(f"{name}.kind: expected a name, got {kind!r}")
         wrap = {"wrap": _wrappers(given.pop("wrap", []))} if name == "estimator" else {}
         factory = registry.find(name, kind, entries)
         resolved[name] = {"kind": kind, **wrap, **registry.complete(name, factory, given)}
@@ -148,9 +150,12 @@ def resolve_sections(space: Space, layers: list[Config], scale: float) -> Config
 
 
 def _wrappers(names: Any) -> list[str]:
-    for name in [names] if isinstance(names, str) else names:
+    names = [names] if isinstance(names, str) else names
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise UserError(f"estimator.wrap: expected a list of names, got {names!r}")
+    for name in names:
         registry.find("estimator wrapper", name, WRAPPERS)
-    return [names] if isinstance(names, str) else list(names)
+    return names
 
 
 def build_target(name: str, settings: Mapping[str, Any]) -> Target:
@@ -172,6 +177,8 @@ def build_method(name: str, target: Target, sections: Config, warm_start=None) -
             network = (factory, settings)
         else:
             parts[section] = registry.build(section, factory, settings)
+    if "richardson" in sections["estimator"]["wrap"] and parts["draws"].num_samples < 2:
+        raise UserError("draws.num_samples: expected at least 2 with richardson, got 1")
     for name in sections["estimator"]["wrap"]:
         parts["estimator"] = WRAPPERS[name](parts["estimator"])
     if "clip" in parts:
@@ -179,7 +186,8 @@ def build_method(name: str, target: Target, sections: Config, warm_start=None) -
     parts.pop("evaluation")
     factory, settings = network
     make = lambda key: registry.build("network", factory, settings, target.space, key)  # noqa: E731
-    return method(target, Parts(network=make, warm_start=warm_start, **parts))
+    made = Parts(network=make, warm_start=warm_start, **parts)
+    return registry.build("grid", method, {}, target, made)
 
 
 def dumps(config: Config) -> str:

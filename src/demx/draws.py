@@ -9,14 +9,16 @@ from demx.estimator import BLOCK, Estimate, Estimator
 from demx.space import Space
 from demx.types import Target
 
+POOL = 1 << 15  # floats of the pool that a batch shares: cheap to draw, many blocks to choose from
+
 
 class Draws(eqx.Module):
     """How the noise of a batch of estimates is made.
 
-    num_samples: K. shared: one block of K for the whole batch instead of one a point; every
-    point flips the signs of the coordinates by coins of its own, so its estimate keeps its law
-    and the errors of different points are nearly uncorrelated, at the cost of d coins rather
-    than K·d normals. antithetic: the second half of the block is minus the first.
+    num_samples: K. shared: the batch draws one pool of normals; every point takes a window of it,
+    at a place and with signs of the coordinates by its own coins. Its estimate keeps its law, the
+    errors of different points are only weakly correlated, and a step draws one pool rather than
+    B·K·d normals. antithetic: the second half of a block is minus the first.
     """
 
     num_samples: int
@@ -27,12 +29,34 @@ class Draws(eqx.Module):
         if self.num_samples < 1:
             raise ValueError(f"num_samples: expected at least 1, got {self.num_samples}")
 
-    def block(self, key: PRNGKeyArray, space: Space) -> Array:
-        """(K, *shape) standard normals of R^d, not yet projected."""
+    @property
+    def _fresh(self) -> int:
+        """Independent normals in one block; the rest are their mirror images."""
+        return (self.num_samples + 1) // 2 if self.antithetic else self.num_samples
+
+    def _mirror(self, noise: Array) -> Array:
         if not self.antithetic:
-            return jax.random.normal(key, (self.num_samples, *space.shape))
-        half = jax.random.normal(key, ((self.num_samples + 1) // 2, *space.shape))
-        return jnp.concatenate([half, -half])[: self.num_samples]
+            return noise
+        return jnp.concatenate([noise, -noise])[: self.num_samples]
+
+    def pool(self, key: PRNGKeyArray, space: Space) -> Array:
+        """(P, *shape) normals of R^d, not yet projected."""
+        size = jnp.zeros(space.shape).size
+        count = max(self._fresh, min(64 * self._fresh, POOL // size))
+        return jax.random.normal(key, (count, *space.shape))
+
+    def window(self, key: PRNGKeyArray, pool: Array, space: Space) -> Array:
+        """One point's (K, *shape) block out of the pool."""
+        key_place, key_signs = jax.random.split(key)
+        start = jax.random.randint(key_place, (), 0, pool.shape[0] - self._fresh + 1)
+        signs = jax.random.rademacher(key_signs, space.shape, pool.dtype)
+        block = jax.lax.dynamic_slice_in_dim(pool, start, self._fresh) * signs[None]
+        return space.project(self._mirror(block))
+
+    def block(self, key: PRNGKeyArray, space: Space) -> Array:
+        """One point's (K, *shape) block of its own."""
+        noise = jax.random.normal(key, (self._fresh, *space.shape))
+        return space.project(self._mirror(noise))
 
 
 def estimate_batch(
@@ -46,16 +70,15 @@ def estimate_batch(
 ) -> Estimate:
     """Estimates at a batch of points: as many at a time as fit the cache, at least one."""
     space = target.space
-    key_shared, key_points = jax.random.split(key)
-    shared = draws.block(key_shared, space) if draws.shared else None
+    key_pool, key_points = jax.random.split(key)
+    pool = draws.pool(key_pool, space) if draws.shared else None
 
     def one(point):
         key_point, v, x_t, origin = point
-        if shared is None:
-            noise = space.project(draws.block(key_point, space))
+        if pool is None:
+            noise = draws.block(key_point, space)
         else:
-            signs = jax.random.rademacher(key_point, space.shape, x_t.dtype)
-            noise = space.project(shared * signs[None])
+            noise = draws.window(key_point, pool, space)
         return estimator(noise, target, v, x_t, origin)
 
     together = max(1, min(x.shape[0], BLOCK // (draws.num_samples * x[0].size)))

@@ -39,7 +39,8 @@ def evaluate(target: Target, xs: Float[Array, "N ..."]) -> Evaluation:
     keep = legal.reshape(legal.shape + (1,) * len(axes))
     return Evaluation(
         jnp.where(legal, log_density, -jnp.inf),
-        jnp.where(keep, score, 0.0),
+        # on a subspace only the gradient along it means anything
+        target.space.project(jnp.where(keep, score, 0.0)),
         ~legal & ~outside,
     )
 

@@ -89,8 +89,13 @@ def _stream(noise, target, sigma, x, quantity, shift_of) -> _Sums:
         )
 
     def merge(a: _Sums, b: _Sums) -> _Sums:
-        shift = jnp.maximum(a.shift, b.shift)
-        p, q = jnp.exp(a.shift - shift), jnp.exp(b.shift - shift)
+        # a block wholly outside the support (w = 0) has no say in the common shift
+        shift = jnp.maximum(
+            jnp.where(a.w > 0, a.shift, -jnp.inf), jnp.where(b.w > 0, b.shift, -jnp.inf)
+        )
+        shift = jnp.where(jnp.isfinite(shift), shift, 0.0)
+        p = jnp.where(a.w > 0, jnp.exp(jnp.minimum(a.shift - shift, 0.0)), 0.0)
+        q = jnp.where(b.w > 0, jnp.exp(jnp.minimum(b.shift - shift, 0.0)), 0.0)
         return _Sums(
             shift,
             p * a.w + q * b.w,
@@ -210,7 +215,8 @@ class Conditional(eqx.Module):
 
     If x_0 follows p_0 it is an exact draw of the posterior p(x_0 | x_t), and the weighted mean
     loses the bias of self-normalisation: conditional importance sampling. Where importance
-    sampling fails this is denoising score matching, where it works it is S_K.
+    sampling fails this is denoising score matching, where it works it is S_K. In an antithetic
+    block the partner of x_0 becomes its mirror image, or the argument would not hold.
     """
 
     estimator: Estimator
@@ -222,13 +228,20 @@ class Conditional(eqx.Module):
     def __call__(self, noise, target, variance, x, x_0) -> Estimate:
         tiny = jnp.finfo(x.dtype).tiny
         kept = (x_0 - x) / jnp.sqrt(jnp.maximum(variance, tiny))
-        return self.estimator(noise.at[0].set(kept), target, variance, x, x_0)
+        half = (noise.shape[0] + 1) // 2
+        if half < noise.shape[0]:
+            # antithetic blocks are [ε, -ε]; independent draws are never exact mirrors
+            mirrored = jnp.all(noise[half] == -noise[0])
+            noise = noise.at[half].set(jnp.where(mirrored, -kept, noise[half]))
+        noise = noise.at[0].set(kept)
+        return self.estimator(noise, target, variance, x, x_0)
 
 
 class Richardson(eqx.Module):
     """2 S_K - S_{K/2}: takes out the O(1/K) bias, at twice the energy calls for the same K.
 
-    The halves are two independent blocks, so S_{K/2} is their mean: half its variance.
+    S_{K/2} is the mean over the block's even and odd samples, which halves its variance and
+    keeps both halves of an antithetic block in each. The variance given is that of S_K.
     """
 
     estimator: Estimator
@@ -238,12 +251,24 @@ class Richardson(eqx.Module):
         return 2 * self.estimator.cost
 
     def __call__(self, noise, target, variance, x, x_0) -> Estimate:
-        half = noise.shape[0] // 2
+        if noise.shape[0] < 2:
+            raise ValueError("richardson: expected num_samples of at least 2, got 1")
         whole = self.estimator(noise, target, variance, x, x_0)
-        first = self.estimator(noise[:half], target, variance, x, x_0)
-        second = self.estimator(noise[half:], target, variance, x, x_0)
+        first = self.estimator(noise[0::2], target, variance, x, x_0)
+        second = self.estimator(noise[1::2], target, variance, x, x_0)
         score = 2 * whole.score - 0.5 * (first.score + second.score)
         return whole._replace(score=score, bad=whole.bad + first.bad + second.bad)
+
+
+def shorten(vectors: Array, bound: Array | float) -> tuple[Array, Array]:
+    """Vectors (last axis) cut to length `bound`, and which were longer; safe for huge ones."""
+    # scaled by the largest component: the square of a force of 1e20 overflows
+    largest = jnp.max(jnp.abs(vectors), axis=-1, keepdims=True)
+    largest = jnp.maximum(largest, jnp.finfo(vectors.dtype).tiny)
+    unit = vectors / largest
+    length = jnp.linalg.norm(unit, axis=-1, keepdims=True)
+    over = length > bound / largest
+    return jnp.where(over, unit * (bound / jnp.maximum(length, 0.5)), vectors), over
 
 
 class Clipped(eqx.Module):
@@ -253,7 +278,7 @@ class Clipped(eqx.Module):
     (as behind the published numbers). max_sigmas bounds the step to the denoised point, σ²|S|, in
     units of σ. The true score is -E[ε | x_t]/σ for the noise ε that made x_t, and a standard
     normal of three components is longer than 4 once in a thousand; the noise of S_K knows no such
-    bound.
+    bound. Far from where the noising process goes (x_t not from p_t) true scores are cut too.
     """
 
     estimator: Estimator
@@ -276,11 +301,10 @@ class Clipped(eqx.Module):
         tiny = jnp.finfo(x.dtype).tiny
         sigma = jnp.sqrt(jnp.maximum(variance, tiny))
         bound = jnp.minimum(self.max_norm, self.max_sigmas / sigma)
-        norm = jnp.linalg.norm(estimate.score, axis=-1, keepdims=True)
-        factor = jnp.where(norm > bound, bound / jnp.maximum(norm, tiny), 1.0)
-        score = target.space.project(estimate.score * factor)
-        over = jnp.mean((norm > bound).astype(norm.dtype))
-        return estimate._replace(score=score, clipped=over)
+        shortened, over = shorten(target.space.project(estimate.score), bound)
+        return estimate._replace(
+            score=target.space.project(shortened), clipped=jnp.mean(over.astype(x.dtype))
+        )
 
 
 ESTIMATORS = {"log_sum_exp": LogSumExp, "ratio": Ratio, "jensen": Jensen, "mixed": Mixed}

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from demx.energy import evaluate
+from demx.estimator import shorten
 from demx.noise import Noise
 from demx.space import Space
 from demx.types import Target
@@ -18,6 +19,14 @@ class Plain(eqx.Module):
 
     variance_weight: float = 0.0
     constant_weight: float = 1.0
+
+    def __check_init__(self) -> None:
+        smallest = min(self.variance_weight, self.constant_weight)
+        if smallest < 0 or self.variance_weight + self.constant_weight == 0:
+            raise ValueError(
+                "variance_weight, constant_weight: expected non-negative numbers, not both 0, "
+                f"got {self.variance_weight} and {self.constant_weight}"
+            )
 
     def level(self, t: Array, variance: Array) -> Array:
         return t
@@ -39,7 +48,7 @@ class Plain(eqx.Module):
 
 
 class Denoiser(eqx.Module):
-    """s = -x/(σ²+σ_d²) + σ_d/(σ √(σ²+σ_d²)) · F(¼ log σ², x/√(σ²+σ_d²)).
+    """s = -x/(σ²+σ_d²) + σ_d/(σ √(σ²+σ_d²)) · F(¼ log(σ²/σ_d²), x/√(σ²+σ_d²)).
 
     That is s = (D - x)/σ² with D = c_skip x + c_out F(c_in x) of EDM: with F = 0 it is the score of
     a Gaussian of standard deviation σ_d (`sigma_data`), smoothed. The loss weight σ²(σ²+σ_d²)/σ_d²
@@ -57,7 +66,7 @@ class Denoiser(eqx.Module):
         return variance + self.sigma_data**2
 
     def level(self, t: Array, variance: Array) -> Array:
-        return 0.25 * jnp.log(jnp.maximum(variance, 1e-12) / self.sigma_data**2)
+        return 0.25 * jnp.log(jnp.maximum(variance / self.sigma_data**2, 1e-12))
 
     def skip(self, variance: Array) -> Array:
         return -1 / self._total(variance)
@@ -67,7 +76,7 @@ class Denoiser(eqx.Module):
 
     def out(self, variance: Array) -> Array:
         # at t = 0 itself the network has no say: its contribution to a step vanishes like σ
-        positive = jnp.maximum(variance, 1e-12)
+        positive = jnp.maximum(variance, 1e-12 * self.sigma_data**2)
         return self.sigma_data * jax.lax.rsqrt(positive * self._total(variance))
 
     def weight(self, variance: Array) -> Array:
@@ -109,9 +118,7 @@ class Pinned(eqx.Module):
     max_norm: float
 
     def __call__(self, t: Float[Array, ""], x: Float[Array, "..."]) -> Float[Array, "..."]:
-        exact = evaluate(self.target, x[None]).score[0]
-        norm = jnp.linalg.norm(exact, axis=-1, keepdims=True)
-        exact = exact * (self.max_norm / jnp.maximum(norm, self.max_norm))
+        exact, _ = shorten(evaluate(self.target, x[None]).score[0], self.max_norm)
         share = self.pin_variance / (self.pin_variance + self.model.noise.variance(t))
         return (1 - share) * self.model(t, x) + share * self.model.space.project(exact)
 

@@ -26,7 +26,7 @@ class ProgressLine:
         self.outer_steps, self.budget = outer_steps, budget
         self.calls_per_step, self.console = calls_per_step, console
         self.live = Live(console=console, refresh_per_second=4, transient=False)
-        self.bad = self.skipped = 0
+        self.bad = self.unusable = 0
         self.first: Progress | None = None
         self.last_print = 0.0
         self.latest = ""
@@ -65,13 +65,13 @@ class ProgressLine:
         if self.first is None:
             self.first = progress
         self.bad += metrics["bad"]
-        self.skipped += metrics["skipped"]
+        self.unusable += metrics["unusable"]
         cells = {
             "loop": f"{progress.step}/{self.outer_steps}",
             "loss": f"{metrics['loss']:.4g}",
             "clipped": f"{100 * metrics['clipped']:.1f}%",
             "bad": str(self.bad),
-            "skipped": str(self.skipped),
+            "unusable": str(self.unusable),
             "calls": short(progress.energy_calls),
             "loops/s": f"{self._rate(progress):.2f}",
             "time": _clock(progress.seconds),

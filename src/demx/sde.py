@@ -66,11 +66,19 @@ class Grid(eqx.Module):
         if not (self.rho > 0 and self.sigma_last > 0):
             raise ValueError("rho, sigma_last: expected positive numbers")
 
+    def check(self, noise: Noise) -> None:
+        """The grid must fall: its last level lies below the noise's highest."""
+        with jax.ensure_compile_time_eval():
+            top = float(noise.variance(jnp.ones(()))) ** 0.5
+        if not self.sigma_last < top:
+            raise ValueError(f"sigma_last: expected below σ(1) = {top:.4g}, got {self.sigma_last}")
+
     def times(self, noise: Noise) -> Float[Array, " steps"]:
         fraction = jnp.linspace(0.0, 1.0, self.num_steps + 1)
         if self.spacing == "uniform":
             return 1 - fraction
         fraction = fraction[:-1] * (self.num_steps / max(1, self.num_steps - 1))
+        self.check(noise)
         top = noise.variance(jnp.ones(())) ** (0.5 / self.rho)
         sigma = (top + fraction * (self.sigma_last ** (1 / self.rho) - top)) ** self.rho
         times = jax.vmap(noise.time)(sigma**2)

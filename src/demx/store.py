@@ -7,11 +7,15 @@ checkpoint/      latest.eqx: a JSON header line (step, counts, length, checksum)
 samples.npz, report.html
 """
 
+import fcntl
 import hashlib
 import io
 import json
+import math
 import os
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +46,30 @@ class Store:
         self.timing_file = self.directory / "timing.jsonl"
         self.checkpoint_file = self.directory / "checkpoint" / "latest.eqx"
 
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """One process at a time: two would write each other's files."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with open(self.directory / ".lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise UserError(
+                    f"{self.directory}: another process is training in it; wait for it, "
+                    "or name another --directory"
+                ) from error
+            yield
+
     def open(self, config: Config) -> None:
         """Begin or go on: the directory must be new, or hold this very configuration."""
         if self.directory.exists() and not self.directory.is_dir():
             raise UserError(f"{self.directory}: expected a directory, found a file")
         if not self.config_file.exists():
+            if self.checkpoint_file.exists():
+                raise UserError(
+                    f"{self.directory}: has a checkpoint but no config.toml, so it cannot be told "
+                    "what it is a checkpoint of; name another --directory"
+                )
             write_atomic(self.config_file, dumps(config).encode())
             return
         there = self.config()
@@ -89,13 +112,19 @@ class Store:
             raise UserError(f"{self.checkpoint_file}: {_DAMAGED.format(what)}")
         if hashlib.sha256(payload).hexdigest() != digest:
             raise UserError(f"{self.checkpoint_file}: {_DAMAGED.format('checksum differs')}")
-        return eqx.tree_deserialise_leaves(io.BytesIO(payload), like), header
+        try:
+            return eqx.tree_deserialise_leaves(io.BytesIO(payload), like), header
+        except RuntimeError as error:
+            what = "its arrays have other shapes than the configuration asks for"
+            raise UserError(f"{self.checkpoint_file}: {_DAMAGED.format(what)}") from error
 
     def append(self, metrics: dict[str, Any], timing: dict[str, Any]) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         for path, line in ((self.metrics_file, metrics), (self.timing_file, timing)):
             with open(path, "a") as file:
-                file.write(json.dumps(line) + "\n")
+                file.write(json.dumps(_plain(line), allow_nan=False) + "\n")
+                file.flush()
+                os.fsync(file.fileno())  # a checkpoint must never be ahead of its metrics
 
     def rewind(self, step: int) -> None:
         """Forget lines after `step`, which a killed run wrote past its last checkpoint."""
@@ -117,6 +146,13 @@ _DAMAGED = (
     "damaged checkpoint ({}); restore the file from a copy, "
     "or remove it to train this run again from its start"
 )
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no nan and no infinity: they become null."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

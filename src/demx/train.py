@@ -99,14 +99,15 @@ def train(
     every: int = 0,
     observe: Callable[[Progress, dict[str, Any]], None] = lambda progress, metrics: None,
     checkpoint_seconds: float = 15.0,
-) -> tuple[Any, Progress]:
+) -> tuple[Any, Progress, bool]:
     """Run `method.step` until the steps or the budget end; resume if the keeper has a checkpoint.
 
     All randomness is a function of (seed, step), so an interrupted run goes on exactly as if it had
-    not been. `evaluate(key, state)` gives metrics and the energy calls they cost.
+    not been. `evaluate(key, state)` gives metrics and the energy calls they cost. Returns the
+    state, the progress, and whether the run was interrupted.
     """
     key_init, key_step, key_evaluate = jax.random.split(jax.random.key(seed), 3)
-    state, progress = method.init(key_init), Progress()
+    state, progress = method.init(key_init), Progress(energy_calls=method.calls_at_init)
     found = keeper.load(state) if keeper else None
     if found:
         state, header = found
@@ -126,10 +127,11 @@ def train(
             started = time.perf_counter()
             new, info = method.step(jax.random.fold_in(key_step, progress.step), state)
             metrics = {name: value.item() for name, value in info._asdict().items()}
-            if not math.isfinite(metrics["loss"]):
+            if not math.isfinite(metrics["loss"]) or metrics["skipped"] > 0.5:
                 save()
                 raise Diverged(
-                    f"training diverged in outer loop {progress.step + 1}: no update was finite "
+                    f"training diverged in outer loop {progress.step + 1}: "
+                    f"{100 * metrics['skipped']:.0f} % of the updates were not finite "
                     f"({metrics['bad']} bad energies). The last good state (loop {progress.step}) "
                     "is kept. Try a lower training.learning_rate, a clip (clip.max_norm=100), "
                     "more samples (draws.num_samples) or a larger noise.sigma_min."
@@ -153,4 +155,4 @@ def train(
                 save()
                 saved = progress
         save()
-    return state, progress
+        return state, progress, stop()

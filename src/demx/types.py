@@ -32,13 +32,15 @@ class Samples(NamedTuple):
     """Draws of a sampler. What cannot be had is None, never 0 or nan.
 
     x: (n, *shape). log_weight: (n,) unnormalised log importance weights, p̃/q.
-    log_prob: (n,) the sampler's own log-density. energy_calls: what drawing them cost.
+    log_prob: (n,) the sampler's own log-density. energy_calls: what drawing them cost. bad: how
+    many have no finite density or energy; their log_weight is -∞.
     """
 
     x: Float[Array, "n ..."]
     log_weight: Float[Array, " n"] | None = None
     log_prob: Float[Array, " n"] | None = None
     energy_calls: int = 0
+    bad: int = 0
 
 
 class Info(NamedTuple):
@@ -46,9 +48,9 @@ class Info(NamedTuple):
 
     loss: mean regression loss. gradient_norm: mean norm before clipping. ess: mean effective
     share of the K importance weights. clipped: share of score vectors that were clipped.
-    bad: evaluations that were not finite. skipped: regression points without a finite target,
-    and parameter updates that were not finite and so not made. (The energy calls
-    of a step are known beforehand: `Method.calls_per_step`.)
+    bad: evaluations and new samples that were not finite. unusable: regression points left out
+    because their target was not finite. skipped: share of the updates that were not finite and so
+    not made. (The energy calls of a step are known beforehand: `Method.calls_per_step`.)
     """
 
     loss: Float[Array, ""]
@@ -56,13 +58,14 @@ class Info(NamedTuple):
     ess: Float[Array, ""]
     clipped: Float[Array, ""]
     bad: Int[Array, ""]
-    skipped: Int[Array, ""]
+    unusable: Int[Array, ""]
+    skipped: Float[Array, ""]
 
 
 class Method(NamedTuple):
     """A sampler as pure functions on an explicit state.
 
-    `calls_per_step` is the exact number of energy calls of one `step`. `log_prob` and
+    `calls_per_step` and `calls_at_init` are exact numbers of energy calls. `log_prob` and
     `sample_weighted` exist for methods that know their own density; otherwise they are None.
     """
 
@@ -70,5 +73,6 @@ class Method(NamedTuple):
     step: Callable[[PRNGKeyArray, Any], tuple[Any, Info]]
     sample: Callable[[PRNGKeyArray, Any, int], Samples]
     calls_per_step: int = 0
+    calls_at_init: int = 0
     log_prob: Callable[[Any, Array], Array] | None = None
     sample_weighted: Callable[[PRNGKeyArray, Any, int], Samples] | None = None

@@ -61,38 +61,48 @@ def reference_samples(target: Target, key: PRNGKeyArray, n: int) -> np.ndarray |
     return None if sample is None else np.asarray(sample(key, n))
 
 
+def finite_rows(x: np.ndarray, energies: np.ndarray) -> np.ndarray:
+    """Which samples have finite coordinates and a finite energy."""
+    return np.isfinite(energies) & np.isfinite(x.reshape(len(x), -1)).all(axis=1)
+
+
 def evaluate(target: Target, x: np.ndarray, key: PRNGKeyArray, *, repeats: int = 10) -> Evaluation:
-    """All metrics of len(x) samples, in `repeats` blocks; energy calls: one a sample."""
-    n = len(x) // repeats
+    """All metrics of len(x) samples, in `repeats` blocks; energy calls: one a sample.
+
+    Bad samples are counted and left out; without good ones in every block there are no metrics.
+    """
+    n = len(x) // repeats if repeats else 0
     if n < 2 or repeats < 2:
         raise ValueError(
             f"expected at least 2 repeats of at least 2 samples, got {len(x)} samples and "
             f"{repeats} repeats"
         )
     x = x[: n * repeats]
-    blocks = np.split(x, repeats)
     energies = batched_energies(target, x)
-    finite = np.isfinite(energies)
-    found = {"energy_mean": _spread(energies[finite]), "energy_median": _median(energies[finite])}
-    key_a, key_b = jax.random.split(key)
-    reference = reference_samples(target, key_a, len(x))
-    other = reference_samples(target, key_b, len(x))
-    calls = len(x)
+    good = finite_rows(x, energies)
+    calls, bad = len(x), int((~good).sum())
+    blocks = [b[g] for b, g in zip(np.split(x, repeats), np.split(good, repeats), strict=True)]
+    if min(len(block) for block in blocks) < 2:
+        return Evaluation({}, n, repeats, bad, calls)
+    x, energies = x[good], energies[good]
+    found = {"energy_mean": _spread(energies), "energy_median": _median(energies)}
+    key_a, key_b, key_modes = jax.random.split(key, 3)
+    reference = reference_samples(target, key_a, n * repeats)
+    other = reference_samples(target, key_b, n * repeats)
     if reference is not None and other is not None:
         a, b = np.split(reference, repeats), np.split(other, repeats)
         e_a, e_b = batched_energies(target, reference), batched_energies(target, other)
-        calls += 2 * len(x)
+        calls += 2 * n * repeats
         found["energy_mean"] = found["energy_mean"]._replace(floor=float(e_a.mean()))
         found["energy_median"] = found["energy_median"]._replace(floor=float(np.median(e_a)))
-        found["w2"] = _compare(metrics.w2, blocks, a, b)
-        split = [np.split(e, repeats) for e in (energies, e_a, e_b)]
-        split[0] = [e[np.isfinite(e)] for e in split[0]]
-        if all(len(e) for e in split[0]):
-            found["energy_w2"] = _compare(metrics.energy_w2, *split)
-            found["energy_w1"] = _compare(metrics.energy_w1, *split)
-    if hasattr(target, "modes"):
-        found |= _mode_metrics(target, blocks, x, key_b, repeats)
-    return Evaluation(found, n, repeats, int((~finite).sum()), calls)
+        found["w2"] = _compare(lambda s, r: metrics.w2(s, r[: len(s)]), blocks, a, b)
+        split = np.split(energies, np.cumsum([len(block) for block in blocks])[:-1])
+        of_reference = (np.split(e_a, repeats), np.split(e_b, repeats))
+        found["energy_w2"] = _compare(metrics.energy_w2, split, *of_reference)
+        found["energy_w1"] = _compare(metrics.energy_w1, split, *of_reference)
+    if reference is not None and hasattr(target, "modes"):
+        found |= _mode_metrics(target, blocks, x, key_modes, repeats)
+    return Evaluation(found, n, repeats, bad, calls)
 
 
 def _spread(values: np.ndarray) -> Metric:

@@ -28,6 +28,13 @@ class Pin(eqx.Module):
     variance: float
     max_norm: float
 
+    def __check_init__(self) -> None:
+        if not (self.variance > 0 and self.max_norm > 0):
+            raise ValueError(
+                "variance, max_norm: expected positive numbers, "
+                f"got {self.variance} and {self.max_norm}"
+            )
+
 
 class Diffusion(eqx.Module):
     """What turns a model into samples: where it starts, the grid, the step rule."""
@@ -132,7 +139,9 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
         contents = engine.buffer.init(space)
         if parts.warm_start is not None:
             points = space.project(jnp.asarray(parts.warm_start, float))
-            log_density = jax.vmap(target.log_density)(points)
+            log_density = jnp.zeros(len(points))
+            if engine.buffer.needs_energy:
+                log_density = evaluate(target, points).log_density
             contents = engine.buffer.add(contents, points, log_density)
         return engine.init(model, contents)
 
@@ -145,7 +154,9 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
     @eqx.filter_jit
     def draw_weighted(key: PRNGKeyArray, model: ScoreModel, n: int):
         x, log_prob = jax.vmap(diffusion.flow(model).sample)(jax.random.split(key, n))
-        return x, log_prob, evaluate(target, x).log_density
+        log_density, _, bad = evaluate(target, x)
+        bad = bad | ~jnp.isfinite(log_prob)
+        return x, log_prob, jnp.where(bad, -jnp.inf, log_density - log_prob), bad
 
     @eqx.filter_jit
     def density(model: ScoreModel, xs: Array) -> Array:
@@ -158,15 +169,25 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
         return [(jax.random.fold_in(key, i), size) for i in range(count)]
 
     def sample(key: PRNGKeyArray, state: State, n: int) -> Samples:
-        parts = [draw(k, state.average, size) for k, size in chunks(key, n)]
-        return Samples(jnp.concatenate(parts)[:n], energy_calls=n * diffusion.calls_per_sample)
+        made = [draw(k, state.average, size) for k, size in chunks(key, n)]
+        x = jnp.concatenate(made)
+        # what was drawn is paid for, also the end of the last chunk
+        return Samples(x[:n], energy_calls=len(x) * diffusion.calls_per_sample)
 
     def sample_weighted(key: PRNGKeyArray, state: State, n: int) -> Samples:
-        parts = [draw_weighted(k, state.average, size) for k, size in chunks(key, n)]
-        x, log_prob, log_density = (jnp.concatenate(p)[:n] for p in zip(*parts, strict=True))
-        return Samples(x, log_density - log_prob, log_prob, energy_calls=n)
+        made = [draw_weighted(k, state.average, size) for k, size in chunks(key, n)]
+        x, log_prob, log_weight, bad = (jnp.concatenate(m) for m in zip(*made, strict=True))
+        wrong = int(jnp.sum(bad[:n]))
+        return Samples(x[:n], log_weight[:n], log_prob[:n], energy_calls=len(x), bad=wrong)
 
     def log_prob(state: State, xs: Array) -> Array:
         return density(state.average, xs)
 
-    return Method(init, step, sample, engine.calls_per_step, log_prob, sample_weighted)
+    at_init = 0
+    if parts.warm_start is not None and engine.buffer.needs_energy:
+        at_init = len(parts.warm_start)
+    parts.grid.check(parts.noise)
+    if diffusion.pin is not None:
+        # every stage of the solver would call the energy, uncounted: no density with a pin
+        return Method(init, step, sample, engine.calls_per_step, at_init)
+    return Method(init, step, sample, engine.calls_per_step, at_init, log_prob, sample_weighted)

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from demx.buffer import Buffer, Contents
 from demx.draws import Draws, estimate_batch
+from demx.energy import evaluate
 from demx.estimator import Estimate, Estimator
 from demx.model import ScoreModel, average
 from demx.noise import Noise
@@ -107,16 +108,18 @@ class Matching(eqx.Module):
 
     def fill(self, key: PRNGKeyArray, state: State) -> tuple[Contents, Array]:
         """New points into the buffer; one not finite is counted and drawn from the prior."""
-        points = self.collect(key, state.average)
-        log_density = jnp.zeros(points.shape[0], points.dtype)
-        if self.buffer.needs_energy:
-            log_density = jax.vmap(self.target.log_density)(points)
-            log_density = jnp.where(jnp.isnan(log_density), -jnp.inf, log_density)
+        key_points, key_fallback = jax.random.split(key)
+        points = self.collect(key_points, state.average)
         finite = jnp.all(jnp.isfinite(points), axis=tuple(range(1, points.ndim)))
-        fallback = self.prior(key, points.shape[0])
+        fallback = self.prior(key_fallback, points.shape[0])
         keep = finite.reshape((-1,) + (1,) * (points.ndim - 1))
         points = jnp.where(keep, points, fallback)
-        return self.buffer.add(state.contents, points, log_density), jnp.sum(~finite)
+        lost = jnp.sum(~finite)
+        log_density = jnp.zeros(points.shape[0], points.dtype)
+        if self.buffer.needs_energy:
+            log_density, _, bad = evaluate(self.target, points)
+            lost = lost + jnp.sum(bad)
+        return self.buffer.add(state.contents, points, log_density), lost
 
     def regress(self, key: PRNGKeyArray, contents: Contents, weight) -> Regression:
         """x_0 from the buffer, t uniform (stratified), x_t = x_0 + σ_t ε, S_K(x_t, t)."""
@@ -150,7 +153,9 @@ class Matching(eqx.Module):
             model = eqx.combine(trainable, static)
             error = jax.vmap(model)(batch.t, batch.x_t) - batch.score
             squared = jnp.sum(error**2, axis=tuple(range(1, error.ndim)))
-            return jnp.mean(batch.weight * squared) / dof
+            # over the usable points; without any it is nan and the update is not made
+            usable = jnp.sum((batch.weight > 0).astype(squared.dtype))
+            return jnp.sum(batch.weight * squared) / (dof * jnp.where(usable > 0, usable, jnp.nan))
 
         def inner(carry, key):
             model, mean, opt_state, step = carry
@@ -169,14 +174,14 @@ class Matching(eqx.Module):
                 lambda a, b: jnp.where(finite, a, b) if eqx.is_array(a) else a, new, old
             )
             estimate = batch.estimate
-            unusable = jnp.sum(batch.weight == 0)
             seen = Info(
                 value,
                 norm,
-                jnp.nanmean(estimate.ess),
+                jnp.mean(estimate.ess, where=batch.weight > 0),
                 jnp.mean(estimate.clipped),
                 jnp.sum(estimate.bad),
-                unusable + (~finite).astype(unusable.dtype),
+                jnp.sum(batch.weight == 0),
+                (~finite).astype(value.dtype),
             )
             return (*kept, step + 1), seen
 
@@ -196,10 +201,11 @@ class Matching(eqx.Module):
             # updates that were skipped do not enter the mean; they are counted in `skipped`
             jnp.mean(seen.loss, where=finite_loss),
             jnp.mean(seen.gradient_norm, where=finite_loss),
-            jnp.nanmean(seen.ess),
+            jnp.mean(seen.ess, where=finite_loss),
             jnp.mean(seen.clipped),
             jnp.sum(seen.bad) + lost,
-            jnp.sum(seen.skipped),
+            jnp.sum(seen.unusable),
+            jnp.mean(seen.skipped),
         )
         return State(model, mean, opt_state, contents, count), info
 

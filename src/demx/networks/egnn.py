@@ -89,7 +89,7 @@ def egnn(
     key_embed, *keys = jax.random.split(key, depth + 1)
 
     def layer(key):
-        key_edge, key_gate, key_coordinate, key_node = jax.random.split(key, 4)
+        key_edge, key_gate, key_coordinate, key_push, key_node = jax.random.split(key, 5)
         return Layer(
             _perceptron([2 * width + 2, width, width], key_edge),
             eqx.nn.Linear(width, 1, key=key_gate),
@@ -97,7 +97,7 @@ def egnn(
             [
                 *_perceptron([width, width], key_coordinate),
                 jax.tree.map(
-                    lambda leaf: 1e-3 * leaf, eqx.nn.Linear(width, 1, use_bias=True, key=key_gate)
+                    lambda leaf: 1e-3 * leaf, eqx.nn.Linear(width, 1, use_bias=True, key=key_push)
                 ),
             ],
             _perceptron([2 * width, width, width], key_node),

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 def sinusoidal(
     value: Float[Array, "*batch"], size: int, scale: float
 ) -> Float[Array, "*batch size"]:
-    """[cos(s v f_k), sin(s v f_k)], f_k geometric from 1 to 1e-4: `size` features of each value."""
+    """[cos(s v f_k), sin(s v f_k)], f_k geometric from 1 to 0.01: `size` features of each value."""
     frequencies = np.exp(-np.log(1e2) * np.arange(size // 2) / (size // 2))
     angle = value[..., None] * jnp.asarray(
         (scale * frequencies).reshape((1,) * value.ndim + (-1,)), value.dtype

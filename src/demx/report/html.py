@@ -9,7 +9,12 @@ import numpy as np
 
 import demx
 from demx import api, config
-from demx.evaluate.evaluation import Evaluation, batched_energies, reference_samples
+from demx.evaluate.evaluation import (
+    Evaluation,
+    batched_energies,
+    finite_rows,
+    reference_samples,
+)
 from demx.report import figures, tables
 from demx.space import MeanFree, distances
 from demx.store import Store, write_atomic
@@ -33,7 +38,10 @@ def _page(fitted: api.Fitted, found: Evaluation, x: np.ndarray, store: Store) ->
     target, about = fitted.target, fitted.config
     reference = reference_samples(target, jax.random.key(3), len(x))
     energies = batched_energies(target, x)
-    finite = energies[np.isfinite(energies)]
+    good = finite_rows(x, energies)
+    drawn, x, finite = len(x), x[good], energies[good]
+    if len(x) == 0:
+        return _broken(fitted, drawn)
     of_reference = None if reference is None else batched_energies(target, reference)
     title = f"{about['method']} on {about['target']}"
     parts = [
@@ -52,7 +60,7 @@ def _page(fitted: api.Fitted, found: Evaluation, x: np.ndarray, store: Store) ->
         _figure(
             "Energies",
             figures.histogram("energy", finite, of_reference),
-            f"{len(finite)} samples; {len(energies) - len(finite)} with an energy that is not "
+            f"{len(finite)} samples; {drawn - len(finite)} with an energy that is not "
             f"finite. Lowest {finite.min():.4g}, median {np.median(finite):.4g}, "
             f"highest {finite.max():.4g}.",
         )
@@ -79,6 +87,15 @@ def _page(fitted: api.Fitted, found: Evaluation, x: np.ndarray, store: Store) ->
         f"<title>{html.escape(title)}</title><style>{CSS}</style></head><body>"
         + "\n".join(parts)
         + "</body></html>"
+    )
+
+
+def _broken(fitted: api.Fitted, drawn: int) -> str:
+    """The page of a sampler that gives nothing to show."""
+    return (
+        f"<!doctype html><meta charset=utf-8><style>{CSS}</style>"
+        f'<p class="verdict">None of {drawn} samples is finite: this sampler is broken.</p>'
+        f"<pre>{html.escape(config.dumps(fitted.config))}</pre>"
     )
 
 

@@ -78,7 +78,9 @@ def show(fitted: Fitted, found: Evaluation) -> None:
         "floor: the same between two reference sets (of the energy: its reference value); "
         "paper: its iDEM"
     )
-    if all(metric.floor is None for metric in found.metrics.values()):
+    if not found.metrics:
+        console.print("Too many samples are not finite: nothing can be said of the others.")
+    elif all(metric.floor is None for metric in found.metrics.values()):
         console.print("No reference samples for this target: floors cannot be given.")
     p = fitted.progress
     console.print(

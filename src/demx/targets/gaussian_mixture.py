@@ -28,11 +28,15 @@ class GaussianMixture(eqx.Module):
         scales = jnp.asarray(scales, float)
         if scales.ndim == 1:
             scales = scales[:, None]
+        if not bool(jnp.all(scales > 0)):
+            raise ValueError(f"scales: expected positive numbers, got {float(jnp.min(scales))}")
         self.scales = jnp.broadcast_to(scales, self.means.shape)
         count = self.means.shape[0]
         weights = jnp.full(count, 1 / count) if weights is None else jnp.asarray(weights, float)
         if weights.shape != (count,):
             raise ValueError(f"weights: expected shape ({count},), got {weights.shape}")
+        if not bool(jnp.all(weights >= 0)):
+            raise ValueError("weights: expected numbers of at least 0")
         self.log_weights = jax.nn.log_softmax(jnp.log(weights))
 
     @property
@@ -103,6 +107,8 @@ def gaussian_mixture(
     means_seed: int = 0,
 ) -> GaussianMixture:
     """`num_modes` equal Gaussians with means uniform in [-box, box]^dim, in any dimension."""
+    if num_modes < 1 or dim < 1:
+        raise ValueError(f"expected num_modes >= 1 and dim >= 1, got {num_modes} and {dim}")
     means = np.random.default_rng(means_seed).uniform(-box, box, (num_modes, dim))
     return GaussianMixture(means, np.full(num_modes, scale))
 

@@ -21,6 +21,12 @@ def lennard_jones(
     its sign set right, is ε = 1, a = 1, k = 0.5.
     """
 
+    if not (r_m > 0 and trap > 0):
+        raise ValueError(
+            f"r_m, trap: expected positive numbers (without a trap the gas has no normalisable "
+            f"density), got {r_m} and {trap}"
+        )
+
     def phi(r2):
         inverse6 = (r_m**2 / r2) ** 3
         return epsilon * inverse6 * (inverse6 - attraction)

@@ -37,6 +37,8 @@ class PairPotential(eqx.Module):
             raise ValueError(f"a pair potential needs a MeanFree space, got {self.space}")
         if not self.temperature > 0:
             raise ValueError(f"temperature: expected a positive number, got {self.temperature}")
+        if not self.core > 0:
+            raise ValueError(f"core: expected a positive number, got {self.core}")
 
     def _phi_and_slope(self, r2: Array) -> tuple[Array, Array]:
         """φ and dφ/d(r²), with the linear core."""
