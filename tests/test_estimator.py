@@ -2,6 +2,7 @@
 
 import functools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,6 @@ import pytest
 from cases import CONSISTENT, ESTIMATORS, PARTICLES, TARGETS, asymmetric
 from demx import estimator as module
 from demx.draws import Draws, estimate_batch
-from demx.energy import evaluate
 from demx.estimator import (
     Clipped,
     Conditional,
@@ -27,16 +27,25 @@ X = jnp.array([1.0, 0.5])
 VARIANCE = jnp.asarray(0.8)
 
 
+def posterior(target) -> GaussianMixture:
+    """p(x_0 | x_t = X) of a mixture is a mixture: weights by evidence, means pulled to X."""
+    precision = target.scales**-2 + 1 / VARIANCE
+    means = (target.means * target.scales**-2 + X[None] / VARIANCE) / precision
+    smoothed = target.smoothed(VARIANCE)
+    weights = jax.nn.softmax(smoothed._log_terms(X[None])[0])
+    return eqx.tree_at(
+        lambda m: (m.means, m.scales, m.log_weights),
+        target,
+        (means, precision**-0.5, jnp.log(weights)),
+    )
+
+
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
 def repeated(name, key, num_samples, repeats):
     """Independent estimates at one point, (repeats, 2), conditional on x_0 ~ p(x_0 | x_t)."""
     target, estimator = asymmetric(), ESTIMATORS[name]
-    key_noise, key_pool, key_origin = jax.random.split(key, 3)
-    # exact posterior draws of x_0 given x_t, by importance resampling of many proposals
-    proposals = X[None] + VARIANCE**0.5 * jax.random.normal(key_pool, (200_000, 2))
-    cumulative = jnp.cumsum(jnp.exp(evaluate(target, proposals).log_density))
-    level = jax.random.uniform(key_origin, (repeats,), maxval=cumulative[-1])
-    origin = proposals[jnp.searchsorted(cumulative, level)]
+    key_noise, key_origin = jax.random.split(key)
+    origin = posterior(target).sample(key_origin, repeats)
 
     def one(args):
         key, x_0 = args
@@ -85,14 +94,38 @@ def test_bias_falls_like_one_over_k(key):
     assert slope == pytest.approx(-1, abs=0.2)
 
 
-def test_conditional_sampling_has_no_bias_at_any_k(key):
-    """With x_0 ~ p(x_0 | x_t) kept, the mean over repeats is exact even for K = 4."""
-    plain = repeated("log_sum_exp", key, 4, 400_000).score
-    kept = repeated("conditional", key, 4, 400_000).score
-    error = 4.5 * np.asarray(jnp.std(kept, axis=0)) / 400_000**0.5
-    # the pool of 200 000 proposals behind x_0 adds its own error of about 1/√(its ESS)
-    assert (np.abs(np.asarray(jnp.mean(kept, axis=0)) - exact()) < error + 0.02).all()
+@pytest.mark.parametrize("antithetic", [True, False])
+@pytest.mark.parametrize("num_samples", [3, 4])
+def test_conditional_sampling_has_no_bias_at_any_k(antithetic, num_samples, key):
+    """With x_0 ~ p(x_0 | x_t) kept, the mean over repeats is exact even for K = 3 and 4."""
+    target, draws, repeats = asymmetric(), Draws(num_samples, True, antithetic), 400_000
+    key_origin, key_noise = jax.random.split(key)
+    origin = posterior(target).sample(key_origin, repeats)
+
+    @jax.jit
+    def run(keys, origin):
+        def one(args):
+            key_pool, x_0 = args
+            noise = draws.block(key_pool, target.space)
+            return Conditional(LogSumExp())(noise, target, VARIANCE, X, x_0).score
+
+        return jax.lax.map(one, (keys, origin), batch_size=4096)
+
+    kept = run(jax.random.split(key_noise, repeats), origin)
+    error = np.asarray(jnp.std(kept, axis=0)) / repeats**0.5
+    assert (np.abs(np.asarray(jnp.mean(kept, axis=0)) - exact()) < 4.5 * error).all()
+    plain = repeated("log_sum_exp", key, 4, repeats).score
     assert np.linalg.norm(np.asarray(jnp.mean(plain, axis=0)) - exact()) > 0.1
+
+
+def test_richardson_takes_out_most_of_the_bias(key):
+    gaps = {
+        name: np.linalg.norm(
+            np.asarray(jnp.mean(repeated(name, key, 32, 100_000).score, 0)) - exact()
+        )
+        for name in ("log_sum_exp", "richardson")
+    }
+    assert gaps["richardson"] < 0.5 * gaps["log_sum_exp"]
 
 
 def test_own_variance_is_the_variance_over_repeats(key):
@@ -148,6 +181,20 @@ def test_streaming_in_blocks_changes_nothing(name, key, monkeypatch):
     np.testing.assert_allclose(whole.ess, blocks.ess, rtol=1e-4)
 
 
+def test_a_block_outside_the_support_does_not_erase_the_others(key, monkeypatch):
+    """A hard wall and a high energy: the block beyond the wall has no weight, and no say."""
+    target = FunctionTarget(
+        lambda x: jnp.where(x[0] > 1.0, jnp.inf, jnp.sum(x**2) + 200.0), Euclidean(2)
+    )
+    noise = jnp.abs(jax.random.normal(key, (64, 2))) * jnp.array([[1.0, 1.0]])
+    noise = noise.at[:32, 0].multiply(-1.0)  # the second half lies beyond the wall
+    whole = LogSumExp()(noise, target, VARIANCE, X, X)
+    monkeypatch.setattr(module, "BLOCK", 2 * 32)
+    blocks = LogSumExp()(noise, target, VARIANCE, X, X)
+    assert jnp.isfinite(whole.score).all()
+    np.testing.assert_allclose(whole.score, blocks.score, rtol=1e-4)
+
+
 def test_memory_does_not_grow_with_k():
     """Temporary memory of the compiled estimate, as XLA reports it."""
     target = TARGETS["lj13"]
@@ -197,6 +244,12 @@ def test_clipping_shortens_and_counts(key):
     by_sigma = Clipped(LogSumExp(), max_sigmas=2.0)(noise, target, jnp.asarray(1e-4), x, x)
     # projecting out the mean after clipping can lengthen a vector, at most to twice
     assert float(jnp.max(jnp.linalg.norm(by_sigma.score, axis=-1))) <= 2 * 2.0 / 1e-2
+
+
+def test_clipping_keeps_the_direction_of_huge_vectors():
+    shortened, over = module.shorten(jnp.array([[3e25, 4e25], [0.3, 0.4], [0.0, 0.0]]), 10.0)
+    np.testing.assert_allclose(shortened, [[6.0, 8.0], [0.3, 0.4], [0.0, 0.0]], rtol=1e-5)
+    assert over[:, 0].tolist() == [True, False, False]
 
 
 def test_ratio_overflows_where_log_sum_exp_does_not(key):

@@ -194,3 +194,58 @@ def test_progress_survives_a_round_trip(tmp_path):
     store.save(jnp.ones(2), vars(progress))
     _, header = store.load(jnp.zeros(2))
     assert Progress(**header) == progress
+
+
+def test_a_refused_command_leaves_nothing_behind(tmp_path):
+    run = tmp_path / "run"
+    with pytest.raises(UserError, match="batch_size: expected at least 1"):
+        demx.fit("gmm40", settings=settings(batch_size=-3), directory=run, progress=False)
+    assert not run.exists()
+
+
+def bowl(x):
+    return jnp.sum(x**2)
+
+
+def test_another_energy_of_the_same_name_is_refused(tmp_path):
+    options = dict(settings=settings(outer_steps=1), directory=tmp_path, progress=False)
+    demx.fit(bowl, dim=2, **options)
+    changed = lambda x: 2 * jnp.sum(x**2)  # noqa: E731
+    changed.__name__ = "bowl"
+    with pytest.raises(UserError, match=r"another configuration \(fingerprint"):
+        demx.fit(changed, dim=2, **options)
+    with pytest.raises(UserError, match="a run of an energy given in Python"):
+        api.load(tmp_path)
+    assert demx.fit(bowl, dim=2, **options).progress.step == 1
+
+
+def test_another_warm_start_is_refused(tmp_path):
+    options = dict(settings=settings(outer_steps=1), directory=tmp_path, progress=False)
+    demx.fit("gmm40", warm_start=np.ones((4, 2)), **options)
+    with pytest.raises(UserError, match=r"another configuration \(warm_start"):
+        demx.fit("gmm40", warm_start=np.zeros((4, 2)), **options)
+    with pytest.raises(
+        UserError, match=r"warm start: expected shape \(n, \*\(2,\)\), got \(4, 3\)"
+    ):
+        demx.fit("gmm40", warm_start=np.zeros((4, 3)), settings=settings(), progress=False)
+
+
+def test_two_processes_cannot_share_a_directory(tmp_path):
+    with Store(tmp_path).lock(), pytest.raises(UserError, match="another process is training"):
+        demx.fit("gmm40", settings=settings(), directory=tmp_path, progress=False)
+
+
+def test_a_run_without_any_usable_target_diverges():
+    """Finite at a few points, so that it is accepted, and nowhere that training looks."""
+
+    def energy(x):
+        return jnp.where(jnp.sum(x**2) < 4.0, jnp.sum(x**2), jnp.nan)
+
+    with pytest.raises(Diverged, match="of the updates were not finite"):
+        demx.fit(
+            energy,
+            dim=2,
+            progress=False,
+            settings=settings()
+            | {"precondition": {"sigma_data": 1e4}, "noise": {"sigma_max": 1e5}},
+        )

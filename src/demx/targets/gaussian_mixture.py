@@ -22,21 +22,20 @@ class GaussianMixture(eqx.Module):
     log_weights: Float[Array, " M"]
 
     def __init__(self, means, scales, weights=None):
+        _require("scales", scales, lambda value: value > 0, "positive numbers")
+        if weights is not None:
+            _require("weights", weights, lambda value: value >= 0, "numbers of at least 0")
         self.means = jnp.asarray(means, float)
         if self.means.ndim != 2:
             raise ValueError(f"means: expected shape (M, d), got {self.means.shape}")
         scales = jnp.asarray(scales, float)
         if scales.ndim == 1:
             scales = scales[:, None]
-        if not bool(jnp.all(scales > 0)):
-            raise ValueError(f"scales: expected positive numbers, got {float(jnp.min(scales))}")
         self.scales = jnp.broadcast_to(scales, self.means.shape)
         count = self.means.shape[0]
         weights = jnp.full(count, 1 / count) if weights is None else jnp.asarray(weights, float)
         if weights.shape != (count,):
             raise ValueError(f"weights: expected shape ({count},), got {weights.shape}")
-        if not bool(jnp.all(weights >= 0)):
-            raise ValueError("weights: expected numbers of at least 0")
         self.log_weights = jax.nn.log_softmax(jnp.log(weights))
 
     @property
@@ -96,6 +95,12 @@ class GaussianMixture(eqx.Module):
         mode = jax.random.categorical(key_mode, self.log_weights, shape=(n,))
         noise = jax.random.normal(key_noise, (n, self.space.dim))
         return self.means[mode] + self.scales[mode] * noise
+
+
+def _require(name: str, value, holds, what: str) -> None:
+    """Check numbers that are known; values under a transformation cannot be."""
+    if not isinstance(value, jax.core.Tracer) and not np.all(holds(np.asarray(value))):
+        raise ValueError(f"{name}: expected {what}, got {np.asarray(value).tolist()}")
 
 
 def gaussian_mixture(
