@@ -181,9 +181,9 @@ def test_weighted_samples(tmp_path, monkeypatch):
     assert drawn.log_weight.shape == drawn.log_prob.shape == (20,)
     z = fitted.log_z(50)
     assert np.isfinite(z.value) and 0 < z.ess <= 1
-    with pytest.raises(UserError, match=r"expected shape \(n, \*\(2,\)\)"):
+    with pytest.raises(UserError, match=r"expected shape \(n, 2\), got \(3, 5\)"):
         fitted.log_prob(np.zeros((3, 5)))
-    with pytest.raises(UserError, match="n: expected at least 1"):
+    with pytest.raises(UserError, match="n: expected a whole number of at least 1"):
         fitted.sample(0)
 
 
@@ -195,7 +195,7 @@ def test_list_names_everything(capsys):
 
 
 def test_energy_functions_need_a_space():
-    with pytest.raises(UserError, match="needs dim"):
+    with pytest.raises(UserError, match="needs one of dim"):
         api.fit(lambda x: (x**2).sum())
     with pytest.raises(ValueError, match="expected a scalar"):
         api.fit(lambda x: x, dim=2)

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from demx.types import Samples as Samples
 
 
+def __dir__() -> list[str]:
+    return [*_LAZY, "__version__"]
+
+
 def __getattr__(name: str):
     """Import on first use, so that `demx --help` does not wait for JAX."""
     if name in _LAZY:

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,8 +68,8 @@ class Fitted:
         weights: draw from the probability-flow ODE instead, whose density is known, and return
         `log_prob` and importance weights `log_weight` (one energy call a sample).
         """
-        if n < 1:
-            raise UserError(f"n: expected at least 1, got {n}")
+        if not isinstance(n, int) or n < 1:
+            raise UserError(f"n: expected a whole number of at least 1, got {n}")
         key = _key(seed, "sample")
         if not weights:
             return self.method.sample(key, self.state, n)
@@ -82,23 +83,12 @@ class Fitted:
             raise UserError(NO_DENSITY)
         x = jnp.asarray(x, float)
         if x.shape[1:] != self.target.space.shape:
-            raise UserError(f"x: expected shape (n, *{self.target.space.shape}), got {x.shape}")
+            raise UserError(f"x: expected shape {_rows(self.target)}, got {x.shape}")
         return self.method.log_prob(self.state, x)
 
     def log_z(self, n: int = 1000, *, seed: int = 0) -> LogZ:
         """log Z ≈ log mean exp(-E(x_i))/q(x_i), x_i ~ q."""
-        drawn = self.sample(n, seed=seed, weights=True)
-        if drawn.bad > 0.05 * n:
-            raise UserError(
-                f"log_z: {drawn.bad} of {n} samples have no finite density or energy, so the "
-                "estimate would be too low; train longer"
-            )
-        log_weight = np.asarray(drawn.log_weight, float)
-        largest = log_weight.max()
-        w = np.exp(log_weight - largest)
-        error = w.std(ddof=1) / w.mean() / math.sqrt(n)
-        ess = w.sum() ** 2 / (n * (w**2).sum())
-        return LogZ(float(largest + np.log(w.mean())), float(error), float(ess), n, drawn.bad)
+        return log_z(self.sample(n, seed=seed, weights=True))
 
     def evaluate(self, n: int = 1000, *, repeats: int = 10, seed: int = 1) -> evaluation.Evaluation:
         """Metrics of n·repeats fresh samples, with standard errors and floors."""
@@ -108,6 +98,22 @@ class Fitted:
             self.target, np.asarray(drawn.x), key_reference, repeats=repeats
         )
         return found._replace(energy_calls=found.energy_calls + drawn.energy_calls)
+
+
+def log_z(drawn: Samples) -> LogZ:
+    """log Z ≈ log mean w with its error and effective share, from weighted samples."""
+    n = len(drawn.x)
+    if drawn.bad > 0.05 * n:
+        raise UserError(
+            f"log_z: {drawn.bad} of {n} samples have no finite density or energy, so the "
+            "estimate would be too low; train longer"
+        )
+    log_weight = np.asarray(drawn.log_weight, float)
+    largest = log_weight.max()
+    w = np.exp(log_weight - largest)
+    error = w.std(ddof=1) / w.mean() / math.sqrt(n)
+    ess = w.sum() ** 2 / (n * (w**2).sum())
+    return LogZ(float(largest + np.log(w.mean())), float(error), float(ess), n, drawn.bad)
 
 
 NO_DENSITY = "this sampler does not know its own density (a method without one, or a pinned score)"
@@ -131,14 +137,25 @@ def resolve(
 ) -> tuple[Target, dict[str, Any]]:
     """The target and the complete configuration that `fit` would use."""
     settings = dict(settings or {})
+    for section, values in settings.items():
+        if not isinstance(values, Mapping):
+            raise UserError(
+                f'settings: expected sections like {{"draws": {{"num_samples": 512}}}}, '
+                f"got {section!r}: {values!r}"
+            )
     about = settings.pop("target", {})
+    if not callable(target) and (dim is not None or particles is not None):
+        raise UserError("dim, particles: only for an energy function; this target has its space")
     if isinstance(target, str):
         name, built = target, configuration.build_target(target, about)
     elif hasattr(target, "log_density"):
         name, built = type(target).__name__, target
     elif callable(target):
         if (dim is None) == (particles is None):
-            raise UserError("an energy function needs dim=… or particles=(n, dimension)")
+            raise UserError(
+                "an energy function needs one of dim=… and particles=(n, dimension), "
+                f"got dim={dim}, particles={particles}"
+            )
         try:
             space = Euclidean(dim) if dim is not None else MeanFree(*particles)
             check_energy(target, space, scale)
@@ -164,13 +181,15 @@ def _fingerprint(target: Target, scale: float) -> list[str]:
     return [str(target.space.shape), *(f"{float(value):.4g}" for value in values)]
 
 
+def _rows(target: Target) -> str:
+    return f"(n, {', '.join(map(str, target.space.shape))})"
+
+
 def _check_warm_start(points: ArrayLike, target: Target) -> tuple[np.ndarray, list]:
     """The points as an array, and what identifies them in the configuration."""
     points = np.asarray(points, np.float32)
     if points.shape[1:] != target.space.shape or len(points) == 0:
-        raise UserError(
-            f"warm start: expected shape (n, *{target.space.shape}), got {points.shape}"
-        )
+        raise UserError(f"warm start: expected shape {_rows(target)}, got {points.shape}")
     if not np.isfinite(points).all():
         raise UserError("warm start: expected finite numbers, found some that are not")
     return points, [list(points.shape), hashlib.sha256(points.tobytes()).hexdigest()]
@@ -228,6 +247,13 @@ def fit(
             every=every,
             observe=line,
             checkpoint_seconds=checkpoint_seconds,
+        )
+    if line.bad:
+        warnings.warn(
+            f"{line.bad} energies or new samples were not finite while training, and "
+            f"{line.unusable} regression points could not be used: the energy is not finite where "
+            "the sampler goes",
+            stacklevel=2,
         )
     return Fitted(built, made, state, config, reached, interrupted)
 

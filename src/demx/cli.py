@@ -7,13 +7,15 @@ from typing import Annotated
 
 import tyro
 
+from demx import __version__
 from demx.errors import Diverged, UserError
 
-Run = Annotated[str, tyro.conf.Positional]
+Target = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
+Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 
 
 def fit(
-    target: Run,
+    target: Target,
     /,
     method: str = "idem",
     seed: int = 0,
@@ -33,7 +35,8 @@ def fit(
         target: a name from `demx list`.
         method: a name from `demx list`.
         seed: all randomness of the run follows from it.
-        budget: stop after this much training, such as 90s, 10m, 2h or 5e6calls.
+        budget: stop when the run has trained this much in all, such as 90s, 10m, 2h or
+            5e6calls; compilation counts, and an outer loop that has begun is finished.
         directory: where the run is kept (default: runs/TARGET-METHOD-seedSEED).
         scale: rough width of the target's mass; used where no preset says better.
         set: change a setting, such as training.batch_size=64; may be given many times.
@@ -109,6 +112,8 @@ def sample(
     fitted = api.load(run)
     samples = fitted.sample(n, seed=seed, weights=weights)
     path = Path(output) if output else Path(run) / "samples.npz"
+    if path.suffix != ".npz":
+        raise UserError(f"{path}: expected a name that ends in .npz")
     arrays = {"x": np.asarray(samples.x)}
     arrays["energy"] = batched_energies(fitted.target, arrays["x"])
     for name in ("log_weight", "log_prob"):
@@ -120,6 +125,12 @@ def sample(
         np.savez_compressed(path, **arrays)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error})") from error
+    if weights:
+        z = api.log_z(samples)
+        print(
+            f"log Z = {z.value:.4g} ± {z.standard_error:.2g}, effective share of the weights "
+            f"{z.ess:.3g}, {z.bad} without a finite density"
+        )
     calls = samples.energy_calls + n
     bad = int((~np.isfinite(arrays["energy"])).sum())
     print(f"{path}: {n} samples, {bad} with an energy that is not finite, {calls:,} energy calls")
@@ -187,6 +198,9 @@ def main() -> None:
         "report": report,
         "list": list_,
     }
+    if sys.argv[1:] in (["--version"], ["-V"]):
+        print(f"demx {__version__}")
+        return
     try:
         tyro.extras.subcommand_cli_from_dict(
             commands,

@@ -38,10 +38,11 @@ class Budget:
         return over or progress.seconds >= self.seconds
 
 
-def parse_budget(text: str | None) -> Budget:
+def parse_budget(text: Any) -> Budget:
     """'90s', '10m', '2h' or '5e6calls'."""
     if text is None:
         return Budget()
+    text = str(text)
     for unit, factor in (("calls", 0), ("s", 1), ("m", 60), ("h", 3600)):
         if text.endswith(unit):
             try:

@@ -27,13 +27,16 @@ class Metric(NamedTuple):
     floor_standard_error: float | None = None
     n: int = 0
 
+    two_sided: bool = False  # a mean, which can be too low as well as too high
+
     @property
     def at_floor(self) -> bool | None:
-        """Within two joint standard errors of the floor, or better."""
+        """Within two joint standard errors of the floor, or (unless two-sided) better."""
         if self.floor is None:
             return None
-        joint = np.hypot(self.standard_error, self.floor_standard_error or 0.0)
-        return bool(self.value <= self.floor + 2 * joint)
+        joint = float(np.hypot(self.standard_error, self.floor_standard_error or 0.0))
+        gap = self.value - self.floor
+        return bool((abs(gap) if self.two_sided else gap) <= 2 * joint)
 
 
 class Evaluation(NamedTuple):
@@ -93,8 +96,11 @@ def evaluate(target: Target, x: np.ndarray, key: PRNGKeyArray, *, repeats: int =
         a, b = np.split(reference, repeats), np.split(other, repeats)
         e_a, e_b = batched_energies(target, reference), batched_energies(target, other)
         calls += 2 * n * repeats
-        found["energy_mean"] = found["energy_mean"]._replace(floor=float(e_a.mean()))
-        found["energy_median"] = found["energy_median"]._replace(floor=float(np.median(e_a)))
+        for name, statistic in (("energy_mean", _spread), ("energy_median", _median)):
+            true = statistic(e_a)
+            found[name] = found[name]._replace(
+                floor=true.value, floor_standard_error=true.standard_error, two_sided=True
+            )
         found["w2"] = _compare(lambda s, r: metrics.w2(s, r[: len(s)]), blocks, a, b)
         split = np.split(energies, np.cumsum([len(block) for block in blocks])[:-1])
         of_reference = (np.split(e_a, repeats), np.split(e_b, repeats))

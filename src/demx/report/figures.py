@@ -10,6 +10,7 @@ import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import EngFormatter
 
 from demx.evaluate.evaluation import batched_energies
 from demx.types import Target
@@ -82,28 +83,31 @@ def histogram(name: str, x: np.ndarray, reference: np.ndarray | None) -> str:
         return _svg(figure)
 
 
+def _curve(name: str, calls: list[int], values: list[float], floor: float | None) -> str:
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(3.6, 2.8))
+        axis.plot(calls, values, "o-" if len(calls) < 50 else "-", ms=3, color=BLUE)
+        if floor is not None:
+            axis.axhline(floor, color=GREY, ls="--", lw=1)
+        if len(values) > 2:
+            # the first looks can be astronomically high
+            low, high = min(values), float(np.quantile(values, 0.9))
+            axis.set_ylim(low - 0.1 * (high - low) - 1e-6, high + 0.3 * (high - low) + 1e-6)
+        axis.xaxis.set_major_formatter(EngFormatter())
+        axis.set(xlabel="energy calls", ylabel=name)
+        return _svg(figure)
+
+
 def training_curves(history: list[dict[str, Any]], floor: float | None) -> str:
-    """Loss, and what the periodic looks saw, against energy calls."""
-    calls = [line["energy_calls"] for line in history]
+    """Loss, and what the periodic looks saw, against energy calls: a row of figures."""
     looks = [line for line in history if "evaluation" in line]
     names = list(dict.fromkeys(name for line in looks for name in line["evaluation"]))
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(
-            1, 1 + len(names), figsize=(3.6 * (1 + len(names)), 2.8), squeeze=False
-        )
-        axes = axes[0]
-        axes[0].plot(calls, [line["loss"] for line in history], color=BLUE)
-        axes[0].set(xlabel="energy calls", ylabel="loss", yscale="log")
-        for axis, name in zip(axes[1:], names, strict=True):
-            seen = [line for line in looks if name in line["evaluation"]]
-            values = [line["evaluation"][name] for line in seen]
-            axis.plot([line["energy_calls"] for line in seen], values, "o-", ms=3, color=BLUE)
-            if name == "w2" and floor is not None:
-                axis.axhline(floor, color=GREY, ls="--", lw=1)
-            if name == "energy_median" and len(values) > 2:
-                # the first looks can be astronomically high
-                low, high = min(values), np.quantile(values, 0.9)
-                axis.set_ylim(low - 0.1 * (high - low) - 1e-6, high + 0.2 * (high - low) + 1e-6)
-            axis.set(xlabel="energy calls", ylabel=name)
-        figure.tight_layout()
-        return _svg(figure)
+    curves = [("loss", [(line["energy_calls"], line["loss"]) for line in history])]
+    for name in names:
+        seen = [line for line in looks if name in line["evaluation"]]
+        curves.append((name, [(s["energy_calls"], s["evaluation"][name]) for s in seen]))
+    drawn = [
+        _curve(name, *map(list, zip(*points, strict=True)), floor if name == "w2" else None)
+        for name, points in curves
+    ]
+    return f'<div class="row">{"".join(drawn)}</div>'

@@ -50,7 +50,10 @@ def _page(fitted: api.Fitted, found: Evaluation, x: np.ndarray, store: Store) ->
         f"<p>{_costs(fitted, found)}</p>",
         "<h2>Metrics</h2>",
         "<p>The floor is the same metric between two independent reference sets: what perfect "
-        "samples get. At the floor: within two standard errors of it.</p>",
+        "samples get (of a mean: the true value). At the floor: within two standard errors of it. "
+        "w2: Wasserstein-2 distance between samples and reference; energy_w1, energy_w2: the same "
+        "between energies; modes_hit: modes with a sample within 3σ; mode_tv: total variation "
+        "between mode weights; outside_share: samples farther than 3σ from every mode.</p>",
         f'<div class="scroll">{_table(fitted, found)}</div>',
     ]
     plot = figures.samples_over_contours(target, x)
@@ -77,9 +80,11 @@ def _page(fitted: api.Fitted, found: Evaluation, x: np.ndarray, store: Store) ->
             _figure("Training", curves, "Against energy calls; dashed: the floor, where known.")
         )
     parts += [
-        "<h2>Configuration</h2>",
-        f"<pre>{html.escape(config.dumps(about))}</pre>",
-        f"<p>demx {demx.__version__}</p>",
+        f"<details><summary>Configuration</summary><pre>{html.escape(config.dumps(about))}</pre>"
+        "</details>",
+        f"<p>demx {demx.__version__}: demx fit {html.escape(about['target'])} "
+        f"--method {html.escape(about['method'])} --seed {about['seed']}, with the configuration "
+        "above; demx evaluate; demx report.</p>",
     ]
     return (
         "<!doctype html><html lang=en><head><meta charset=utf-8>"
@@ -113,10 +118,14 @@ def _verdict(found: Evaluation) -> str:
             "No reference samples exist for this target, so how close the samples are "
             "cannot be said; the energies below are what is known."
         )
-    good = [n for n, m in judged.items() if tables.verdict(m, n) in ("at the floor", "all")]
+    good = [
+        n
+        for n, m in judged.items()
+        if tables.verdict(m, n) in ("at the floor", "as reference", "all")
+    ]
     rest = [n for n in judged if n not in good]
-    text = f"At the floor: {', '.join(good) or 'nothing'}."
-    text += f" Not at the floor: {', '.join(rest)}." if rest else " Nothing is off."
+    text = f"As good as perfect samples in: {', '.join(good) or 'nothing'}."
+    text += f" Not so in: {', '.join(rest)}." if rest else " No metric tells them apart."
     if found.bad:
         text += f" {found.bad} samples have an energy that is not finite."
     return text
@@ -125,14 +134,17 @@ def _verdict(found: Evaluation) -> str:
 def _costs(fitted: api.Fitted, found: Evaluation) -> str:
     p = fitted.progress
     return (
-        f"{p.step} outer loops in {p.seconds:.0f} s. Energy calls: {p.energy_calls:,} for "
+        f"{p.step} of {fitted.config['training']['outer_steps']} outer loops in "
+        f"{p.seconds:.0f} s. Energy calls: {p.energy_calls:,} for "
         f"training, {p.evaluation_calls:,} for watching it, {found.energy_calls:,} for the metrics."
     )
 
 
 def _table(fitted: api.Fitted, found: Evaluation) -> str:
     paper = tables.PAPER.get(fitted.config["target"], {})
-    head = "".join(f"<th>{h}</th>" for h in ("metric", "n", "value", "floor", "", "paper's iDEM"))
+    head = "".join(
+        f"<th>{h}</th>" for h in ("metric", "n", "value", "floor", "verdict", "paper's iDEM")
+    )
     rows = []
     for name, m in found.metrics.items():
         cells = (

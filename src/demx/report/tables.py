@@ -5,6 +5,7 @@ import json
 import math
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from demx import config, registry
@@ -34,10 +35,12 @@ def with_error(value: float | None, error: float | None) -> str:
 
 
 def verdict(metric: Metric, name: str) -> str:
-    if name.startswith("energy_me") or metric.floor is None:
+    if metric.floor is None:
         return ""
     if name == "modes_hit":
         return "all" if metric.value == metric.floor else "modes missing"
+    if metric.two_sided:
+        return "as reference" if metric.at_floor else "off"
     return "at the floor" if metric.at_floor else "above"
 
 
@@ -51,14 +54,17 @@ def as_json(fitted: Fitted, found: Evaluation) -> str:
             "bad_samples": found.bad,
             "energy_calls": fitted.progress.energy_calls,
             "evaluation_energy_calls": found.energy_calls,
-            "metrics": {name: metric._asdict() for name, metric in found.metrics.items()},
+            "metrics": {
+                name: {**metric._asdict(), "verdict": verdict(metric, name)}
+                for name, metric in found.metrics.items()
+            },
         },
         indent=2,
     )
 
 
 def show(fitted: Fitted, found: Evaluation) -> None:
-    console, target = Console(), fitted.config["target"]
+    console, target = Console(soft_wrap=True), fitted.config["target"]
     title = f"{fitted.config['method']} on {target}"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("metric", "n", "value", "floor", "", "paper"):
@@ -74,18 +80,18 @@ def show(fitted: Fitted, found: Evaluation) -> None:
             number(PAPER.get(target, {}).get(name)),
         )
     console.print(table)
-    console.print(
-        "floor: the same between two reference sets (of the energy: its reference value); "
-        "paper: its iDEM"
-    )
+    if any(metric.floor is not None for metric in found.metrics.values()):
+        console.print("floor: the same between two reference sets; of a mean: the true value.")
+        console.print("at the floor: within two standard errors. paper: its iDEM.")
     if not found.metrics:
         console.print("Too many samples are not finite: nothing can be said of the others.")
     elif all(metric.floor is None for metric in found.metrics.values()):
-        console.print("No reference samples for this target: floors cannot be given.")
+        console.print("This target has no exact samples: floors cannot be given yet.")
     p = fitted.progress
     console.print(
-        f"{found.bad} samples with an energy that is not finite; energy calls: {p.energy_calls:,} "
-        f"training, {p.evaluation_calls:,} while watching it, {found.energy_calls:,} here"
+        f"trained {p.step} of {fitted.config['training']['outer_steps']} outer loops; "
+        f"{found.bad} samples not finite\nenergy calls: {p.energy_calls:,} training, "
+        f"{p.evaluation_calls:,} watching it, {found.energy_calls:,} here"
     )
 
 
@@ -96,10 +102,18 @@ def show_registries() -> None:
         for name, entry in entries.items():
             factory = registry.load(entry)
             doc = (inspect.getdoc(factory) or "").splitlines()[0]
-            table.add_row(f"[bold]{name}[/bold]", doc)
+            settings = _settings(factory) if entries is TARGETS else ""
+            more = f"\n[dim]target: {escape(settings)}[/dim]" if settings else ""
+            table.add_row(f"[bold]{name}[/bold]", escape(doc) + more)
         console.print(table)
         console.print()
-    table = Table(title="Sections for --set section.name=value", title_justify="left", box=None)
+    console.print("Settings, changed by --set section.name=value; --set section.kind=KIND chooses")
+    console.print(
+        "a kind; --set 'estimator.wrap=[\"conditional\"]' wraps (conditional, richardson);"
+    )
+    console.print("a target's own are --set target.name=value. A preset may set others: see")
+    console.print("config.toml in a run directory. Without a default: set by preset or --scale.")
+    table = Table(box=None)
     for column in ("section", "kind", "settings and defaults"):
         table.add_column(column)
     for section, entries in config.KINDS.items():
