@@ -26,7 +26,7 @@ test-slow: .venv/ready  ## long checks: whole trainings against their bars
 bench: .venv/ready  ## how long the parts take here
 	$(BIN)/python benchmarks/parts.py
 
-lint: .venv/ready  ## style and types
+lint: .venv/ready  ## style
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/ruff format --check src tests benchmarks examples
 

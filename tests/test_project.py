@@ -78,3 +78,10 @@ def test_the_readme_commands_exist():
     assert {"fit", "sample", "evaluate", "report"} <= set(commands)
     for command in commands:
         assert hasattr(cli, "list_" if command == "list" else command)
+
+
+def test_links_in_the_documents_lead_somewhere():
+    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text()):
+            if not link.startswith("http"):
+                assert (document.parent / link).exists(), f"{document.name}: {link}"

@@ -7,7 +7,7 @@ dx = -α(t) x dt + g(t) dw becomes one for y = β(t) x with β(t) = exp(+∫_0^t
 
 (The paper's appendix B writes exp(-∫α), with which the drift does not cancel, and drops
 the Jacobian: ∇_x log p_t(x) = β(t) ∇_y log p̃_t(y).) Estimators, networks and the reverse
-SDE see y; `scale` translates what is shown to people.
+SDE see y; x = scale(t)·y is what a linear SDE itself would show.
 """
 
 from collections.abc import Callable
