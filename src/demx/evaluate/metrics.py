@@ -13,6 +13,13 @@ def w2(x: np.ndarray, y: np.ndarray) -> float:
     if len(x) != len(y):
         raise ValueError(f"w2: expected sets of equal size, got {len(x)} and {len(y)}")
     cost = cdist(x.reshape(len(x), -1), y.reshape(len(y), -1), "sqeuclidean")
+    return exact_w2(cost)
+
+
+def exact_w2(cost: np.ndarray) -> float:
+    """√(min over pairings of mean cost_iπ(i)): cost: (n, n) of squared distances."""
+    if cost.ndim != 2 or cost.shape[0] != cost.shape[1]:
+        raise ValueError(f"exact_w2: expected sets of equal size, got costs {cost.shape}")
     return float(np.sqrt(cost[linear_sum_assignment(cost)].mean()))
 
 
@@ -33,6 +40,57 @@ def energy_w1(a: np.ndarray, b: np.ndarray) -> float:
     """∫|F_a⁻¹ - F_b⁻¹|: Wasserstein-1 between two sets of energies."""
     a, b = _quantiles(a, b)
     return float(np.mean(np.abs(a - b)))
+
+
+def distances(x: np.ndarray) -> np.ndarray:
+    """|x_k - x_l| for all k < l: (n, particles, dim) -> (n, pairs), in float64.
+
+    One particle after the other, so that no array is larger than the answer.
+    """
+    if x.ndim != 3 or x.shape[1] < 2:
+        raise ValueError(f"distances: expected (n, 2 or more particles, dim), got {x.shape}")
+    x = x.astype(float)
+    apart = (np.linalg.norm(x[:, k + 1 :] - x[:, k, None], axis=2) for k in range(x.shape[1] - 1))
+    return np.concatenate(list(apart), axis=1)
+
+
+def distance_w2(x: np.ndarray, y: np.ndarray) -> float:
+    """√∫(F_x⁻¹ - F_y⁻¹)²: Wasserstein-2 between pooled interparticle distances, root taken.
+
+    x: (n, particles, dim), y: (m, particles, dim).
+    """
+    return energy_w2(distances(x).ravel(), distances(y).ravel())
+
+
+def distance_tv(x: np.ndarray, y: np.ndarray, bins: int = 200) -> float:
+    """½ Σ |h_x - h_y|, h = histograms of the pooled interparticle distances over y's range.
+
+    x: (n, particles, dim), y: (m, particles, dim), the reference. Counts fully outside its range.
+    """
+    return _histogram_tv(distances(x).reshape(-1, 1), distances(y).reshape(-1, 1), bins)
+
+
+def tv(x: np.ndarray, y: np.ndarray, bins: int = 200) -> float:
+    """½ Σ |h_x - h_y|, h = histograms of bins × bins cells over the bounding box of y.
+
+    x: (n, 2), y: (m, 2), the reference. Samples outside its box count fully.
+    """
+    if x.ndim != 2 or y.ndim != 2 or x.shape[1] != 2 or y.shape[1] != 2:
+        raise ValueError(f"tv: expected points in the plane, got {x.shape} and {y.shape}")
+    return _histogram_tv(x.astype(float), y.astype(float), bins)
+
+
+def _histogram_tv(x: np.ndarray, y: np.ndarray, bins: int) -> float:
+    """Total variation between histograms of points (n, d), (m, d) in the box of y.
+
+    What is not in the box, NaN included, is one more cell, which is empty for y.
+    """
+    if not np.isfinite(y).all():
+        raise ValueError("tv: the reference is not finite; leave its bad samples out first")
+    box = [(column.min(), column.max()) for column in y.T]
+    count_x, count_y = (np.histogramdd(v, bins, box)[0] for v in (x, y))
+    outside = (len(x) - count_x.sum()) / len(x)
+    return float(0.5 * (np.abs(count_x / len(x) - count_y / len(y)).sum() + outside))
 
 
 def mode_histogram(x: np.ndarray, modes: np.ndarray) -> np.ndarray:
