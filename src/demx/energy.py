@@ -4,6 +4,7 @@ log p̃(x) = -E(x): the sign is turned here and nowhere else. One point evaluate
 without its gradient, is one energy call.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -48,3 +49,29 @@ def evaluate(target: Target, xs: Float[Array, "N ..."]) -> Evaluation:
 def energies(target: Target, xs: Float[Array, "N ..."]) -> Float[Array, " N"]:
     """E(x_i) = -log p̃(x_i), without gradients: N energy calls."""
     return -jax.vmap(target.log_density)(xs)
+
+
+def pointwise(target: Target) -> Callable[[Array], Array]:
+    """log p̃(x) for one x whose gradient comes with it, and whose batches take the fused path.
+
+    For libraries that differentiate and batch a function of one point by themselves: under
+    `vmap(value_and_grad(·))` N points are one `evaluate`. A bad point has log p̃ = -∞, so
+    that no Metropolis step can end there.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def both(x):
+        found = evaluate(target, x[None])
+        return found.log_density[0], found.score[0]
+
+    @both.def_vmap
+    def _(size, batched, xs):
+        found = evaluate(target, xs)
+        return (found.log_density, found.score), (True, True)
+
+    @jax.custom_vjp
+    def log_density(x):
+        return both(x)[0]
+
+    log_density.defvjp(both, lambda score, cotangent: (cotangent * score,))
+    return log_density

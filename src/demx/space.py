@@ -3,6 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 
@@ -25,6 +26,12 @@ class Euclidean(eqx.Module):
 
     def project(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         return x
+
+    def coordinates(self, x: Float[Array, " d"]) -> Float[Array, " dof"]:
+        return x
+
+    def configuration(self, u: Float[Array, " dof"]) -> Float[Array, " d"]:
+        return u
 
 
 class MeanFree(eqx.Module):
@@ -54,6 +61,22 @@ class MeanFree(eqx.Module):
 
     def project(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         return x - jnp.mean(x, axis=-2, keepdims=True)
+
+    def _basis(self) -> Float[Array, "fewer n"]:
+        """Helmert's rows, (1, …, 1, -k, 0, …)/√(k(k+1)): orthonormal, each of sum 0."""
+        n = self.num_particles
+        k = np.arange(1, n)[:, None]
+        column = np.arange(n)[None]
+        rows = np.where(column < k, 1.0, np.where(column == k, -k, 0.0)) / np.sqrt(k * (k + 1))
+        return jnp.asarray(rows, float)
+
+    def coordinates(self, x: Float[Array, "n dim"]) -> Float[Array, " dof"]:
+        """u = H x: orthonormal coordinates of the subspace, so lengths and volumes are kept."""
+        return (self._basis() @ x).ravel()
+
+    def configuration(self, u: Float[Array, " dof"]) -> Float[Array, "n dim"]:
+        """x = Hᵀ u, the inverse of `coordinates`."""
+        return self._basis().T @ u.reshape(self.num_particles - 1, self.dim)
 
 
 Space = Euclidean | MeanFree

@@ -1,0 +1,261 @@
+"""Near-exact samples of any target: long parallel-tempering chains that must prove themselves.
+
+Half of the ensembles start from a compact cluster (a relaxed one), half from a dispersed gas. The
+ladder and the steps are tuned, then segments of doubling length run until split R-hat of every
+observable is below 1.01 over a whole segment: all of that is burn-in. Its last segment measures
+the autocorrelation time τ; samples are then kept every 2τ transitions.
+"""
+
+import math
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+
+from demx.energy import evaluate
+from demx.methods.tempering import Chains, Ladder, Tempering, geometric_ladder, resize, respace
+from demx.space import MeanFree, distances, normal
+from demx.types import Target
+
+RHAT = 1.01
+COMPACT, DISPERSED = 500, 100  # descent steps of the two kinds of start
+
+
+class Equilibrium(eqx.Module):
+    """Sizes of the search for equilibrium.
+
+    num_chains: ensembles side by side. beta_min: hottest rung asked for. scale: rough width of the
+    target's mass. max_segment: longest burn-in segment, in transitions.
+    """
+
+    num_chains: int = 64
+    max_rungs: int = 16
+    beta_min: float = 0.05
+    num_leapfrog: int = 8
+    scale: float = 1.0
+    max_segment: int = 16384
+
+    def __check_init__(self) -> None:
+        if self.num_chains < 4 or self.num_chains % 2:
+            raise ValueError(f"num_chains: expected an even number >= 4, got {self.num_chains}")
+        if not 0 < self.beta_min < 1:
+            raise ValueError(f"beta_min: expected between 0 and 1, got {self.beta_min}")
+        if not self.scale > 0:
+            raise ValueError(f"scale: expected a positive number, got {self.scale}")
+        for name in ("max_rungs", "num_leapfrog", "max_segment"):
+            if getattr(self, name) < 2:
+                raise ValueError(f"{name}: expected at least 2, got {getattr(self, name)}")
+
+
+class Drawn(NamedTuple):
+    """Samples in order of chain, then time, (C·keep, *shape), and what vouches for them."""
+
+    x: np.ndarray
+    log_density: np.ndarray
+    diagnostics: dict
+    energy_calls: int
+
+
+def observables(target: Target):
+    """x -> what must have converged: the spectrum of distances, or the coordinates and |x|²."""
+    if isinstance(target.space, MeanFree):
+        levels = jnp.linspace(0.0, 1.0, 9)
+
+        def spectrum(x: Array) -> Array:
+            radius = jnp.sqrt(jnp.mean(jnp.sum(x**2, axis=-1)))
+            return jnp.concatenate([jnp.quantile(distances(x), levels), radius[None]])
+
+        return spectrum
+    return lambda x: jnp.concatenate([x.ravel()[:64], jnp.sum(x**2)[None]])
+
+
+def relax(target: Target, x: Array, num_steps: int, scale: float) -> Array:
+    """Descent along the score with bounded steps: at most scale/20 a vector, little where flat.
+
+    Takes away what no chain could recover from, such as particles on top of each other.
+    """
+
+    def descend(i, x):
+        score = evaluate(target, x).score
+        length = 0.05 * scale * (1 - i / num_steps)
+        norm = jnp.sqrt(jnp.sum(score**2, axis=-1, keepdims=True))
+        return x + score * jnp.minimum(length / (norm + 1e-12), 1e-3 * scale**2)
+
+    return jax.lax.fori_loop(0, num_steps, descend, x)
+
+
+def autocorrelation_time(series: np.ndarray) -> float:
+    """τ = 1 + 2 Σ_lag ρ(lag) of (C, T) chains, by Sokal's window (the first lag ≥ 5τ)."""
+    count, length = series.shape
+    centred = series - series.mean()  # the common mean: a chain that is stuck shows as long memory
+    size = 2 ** math.ceil(math.log2(2 * length))
+    spectrum = np.abs(np.fft.rfft(centred, size, axis=1)) ** 2
+    covariance = np.fft.irfft(spectrum, size, axis=1)[:, :length].mean(axis=0)
+    covariance = covariance / np.arange(length, 0, -1)
+    if not covariance[0] > 0:
+        return 1.0
+    tau = 2 * np.cumsum(covariance / covariance[0]) - 1
+    window = np.arange(length) >= 5 * tau
+    return float(max(1.0, tau[np.argmax(window)] if window.any() else tau[-1]))
+
+
+def rhat(series: np.ndarray) -> np.ndarray:
+    """Rank-normalised split R-hat of (C, T, k) chains, for each of the k observables."""
+    from blackjax.diagnostics import rhat as split
+
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        return np.asarray(split(jnp.asarray(series)))
+
+
+class Sampler:
+    """A tuned ladder and chains at equilibrium, and what getting there has cost."""
+
+    def __init__(self, target: Target, settings: Equilibrium, key: PRNGKeyArray):
+        self.target, self.settings = target, settings
+        self.tempering = Tempering(target, settings.num_leapfrog)
+        self.energy_calls = 0
+        self._run = eqx.filter_jit(self.tempering.run)
+        self._observe = jax.jit(jax.vmap(jax.vmap(self._one)))
+        self.key = key
+        self.chains, self.ladder = self._start()
+        self.acceptance = self.rejection = None
+
+    def _one(self, u: Array, value: Array) -> Array:
+        x = self.target.space.configuration(u)
+        return jnp.concatenate([-value[None], observables(self.target)(x)])
+
+    def _next_key(self) -> PRNGKeyArray:
+        self.key, key = jax.random.split(self.key)
+        return key
+
+    def _start(self) -> tuple[Chains, Ladder]:
+        s = self.settings
+        half = s.num_chains // 2
+        move = eqx.filter_jit(relax)
+        near = 0.5 * s.scale * normal(self._next_key(), self.target.space, (half,))
+        near = move(self.target, near, COMPACT, s.scale)
+        far = 3 * s.scale * normal(self._next_key(), self.target.space, (half,))
+        far = move(self.target, far, DISPERSED, s.scale)
+        ladder = geometric_ladder(min(8, s.max_rungs), s.beta_min, 0.02 * s.scale)
+        chains = self.tempering.init(jnp.concatenate([near, far]), len(ladder.beta))
+        self.energy_calls += (COMPACT + DISPERSED) * half + s.num_chains
+        return chains, ladder
+
+    def tune(self, rounds: int = 4, length: int = 100) -> None:
+        """Rounds of doubling length; the ladder is spaced anew after each but the last."""
+        tune = eqx.filter_jit(self.tempering.tune)
+        for i in range(rounds):
+            steps = length * 2**i
+            self.chains, self.ladder, moved = tune(
+                self._next_key(), self.chains, self.ladder, steps
+            )
+            self.energy_calls += steps * self.tempering.calls(self.chains)
+            if i < rounds - 1:
+                new = respace(self.ladder, np.asarray(moved.rejection), self.settings.max_rungs)
+                self.chains, self.ladder = resize(self.chains, self.ladder, new), new
+
+    def advance(self, keep: int, thin: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Kept coordinates (C, keep, dof), log p̃ (C, keep), observables (C, keep, k)."""
+        self.chains, moved, u, value = self._run(
+            self._next_key(), self.chains, self.ladder, keep, jnp.asarray(thin)
+        )
+        self.energy_calls += keep * thin * self.tempering.calls(self.chains)
+        self.acceptance, self.rejection = (np.asarray(m) for m in moved)
+        seen = self._observe(u, value)
+        return tuple(np.swapaxes(np.asarray(a), 0, 1) for a in (u, value, seen))
+
+    def burn_in(self, report=lambda text: None) -> tuple[float, int, bool]:
+        """Segments of doubling length until R-hat < 1.01: (τ, transitions spent, converged)."""
+        length, spent = 128, 0
+        while True:
+            _, _, seen = self.advance(length, 1)
+            spent += length
+            worst = float(np.max(rhat(seen)))
+            tau = max(autocorrelation_time(seen[..., i]) for i in range(seen.shape[-1]))
+            report(f"burn-in: {spent} transitions, R-hat {worst:.4f}, τ {tau:.1f}")
+            if worst < RHAT:
+                return tau, spent, True
+            if 2 * length > self.settings.max_segment:
+                return tau, spent, False
+            length *= 2
+
+
+def _between(values: np.ndarray) -> tuple[float, float]:
+    """Mean over (C, T) and its standard error from the spread of the C chain means."""
+    means = values.mean(axis=1)
+    return float(means.mean()), float(means.std(ddof=1) / len(means) ** 0.5)
+
+
+def diagnose(target: Target, u: np.ndarray, seen: np.ndarray) -> dict:
+    """What vouches for kept states u (C, T, dof) with observables (C, T, k): see the keys."""
+    from blackjax.diagnostics import ess_bulk
+
+    space, (count, _, dof) = target.space, u.shape
+
+    def pull(u: Array) -> Array:  # x·∇E, whose mean is the number of degrees of freedom
+        x = jax.vmap(space.configuration)(u)
+        return -jnp.sum((x * evaluate(target, x).score).reshape(len(u), -1), axis=1)
+
+    virial = np.stack([np.asarray(part) for part in jax.lax.map(pull, jnp.asarray(u))])
+    near, far = seen[: count // 2].mean(axis=1), seen[count // 2 :].mean(axis=1)
+    joint = np.sqrt((near.var(axis=0, ddof=1) + far.var(axis=0, ddof=1)) / (count // 2))
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        ess = np.asarray(ess_bulk(jnp.asarray(seen)))
+    mean, error = _between(seen[..., 0])
+    pulled, pulled_error = _between(virial)
+    return {
+        "rhat_max": float(np.max(rhat(seen))),
+        "ess_min": float(ess.min()),
+        "energy_mean": mean,
+        "energy_standard_error": error,
+        "virial_over_dof": pulled / dof,
+        "virial_standard_error": pulled_error / dof,
+        "starts_z": (np.abs(near.mean(axis=0) - far.mean(axis=0)) / joint).max().item(),
+    }
+
+
+def passes(diagnostics: dict) -> dict[str, bool]:
+    """Each demand by name: converged, equipartition within 2 s.e., both starts agree within 4."""
+    d = diagnostics
+    return {
+        "rhat": d["rhat_max"] < RHAT,
+        "virial": abs(d["virial_over_dof"] - 1) < 2 * d["virial_standard_error"],
+        "starts": d["starts_z"] < 4,
+    }
+
+
+def equilibrium_samples(
+    key: PRNGKeyArray, target: Target, n: int, settings: Equilibrium, report=lambda text: None
+) -> Drawn:
+    """n samples at equilibrium, or as near as `max_segment` allows: look at `passes`.
+
+    If a demand is not met the chains go on with twice the thinning, three times at most.
+    """
+    sampler = Sampler(target, settings, key)
+    sampler.tune()
+    report(f"ladder: β = {', '.join(f'{b:.2g}' for b in np.asarray(sampler.ladder.beta))}")
+    tau, burned, _ = sampler.burn_in(report)
+    keep, thin = math.ceil(n / settings.num_chains), max(1, math.ceil(2 * tau))
+    for attempt in range(1, 5):
+        u, value, seen = sampler.advance(keep, thin)
+        found = diagnose(target, u, seen)
+        report(f"{keep} states of each chain, every {thin}: {passes(found)}")
+        if all(passes(found).values()) or attempt == 4:
+            break
+        thin *= 2
+    x = np.asarray(jax.jit(jax.vmap(target.space.configuration))(u.reshape(-1, u.shape[-1])))
+    # the same number from every chain, and what is over from the last ones
+    order = np.arange(len(x)).reshape(settings.num_chains, keep).T.ravel()[:n]
+    diagnostics = found | {
+        "tau": tau,
+        "thin": thin,
+        "burn_in": burned,
+        "attempts": attempt,
+        "ladder": [round(float(b), 4) for b in np.asarray(sampler.ladder.beta)],
+        "acceptance": [round(float(a), 3) for a in sampler.acceptance],
+        "rejection": [round(float(r), 3) for r in sampler.rejection],
+    }
+    return Drawn(x[order], value.ravel()[order], diagnostics, sampler.energy_calls)

@@ -1,0 +1,173 @@
+"""Reference sets: near-exact samples of a target, in two independent sets, with provenance.
+
+`validation` is for choosing and watching, `test` for reporting. A file is one npz of plain arrays
+(never pickles): the two sets as float32 and, as JSON text, where they come from, what vouches for
+them, the floors of every metric, and a checksum.
+"""
+
+import hashlib
+import json
+import os
+import zipfile
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from demx import __version__
+from demx.errors import UserError
+from demx.evaluate.equilibrium import Equilibrium, equilibrium_samples, passes
+from demx.space import MeanFree
+from demx.types import Target
+
+SIZE = 10_000
+DOMAIN = 0x7E57  # folded into the seed: reference draws never meet those of training
+# coordinates are rounded to this: far below any metric's resolution, and half the file
+GRID = 2.0**-13
+
+
+@dataclass(frozen=True)
+class Reference:
+    """validation, test: (n, *shape) float32. provenance: settings, diagnostics, floors."""
+
+    validation: np.ndarray
+    test: np.ndarray
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every diagnostic of both sets is met (exact samples need none)."""
+        sets = self.provenance["sets"]
+        return all(all(found["passes"].values()) for found in sets.values())
+
+    @property
+    def invariant(self) -> bool:
+        """Whether the energy does not see rotations, reflections and exchanges of particles."""
+        return bool(self.provenance["invariant"])
+
+    def checksum(self) -> str:
+        digest = hashlib.sha256()
+        for a in (self.validation, self.test):
+            digest.update(np.ascontiguousarray(a, "<f4").tobytes())
+        return digest.hexdigest()
+
+    def save(self, path: Path) -> None:
+        about = {**self.provenance, "sha256": self.checksum()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}.npz")
+        np.savez_compressed(
+            partial,
+            validation=self.validation,
+            test=self.test,
+            provenance=np.array(json.dumps(about)),
+        )
+        os.replace(partial, path)
+
+    def with_floors(self, n: int, floors: dict[str, list[float]]) -> "Reference":
+        known = {**self.provenance.get("floors", {}), str(n): floors}
+        return replace(self, provenance={**self.provenance, "floors": known})
+
+
+def load(path: Path) -> Reference:
+    """A reference file, its checksum verified; nothing in it is executed."""
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            found = Reference(
+                data["validation"], data["test"], json.loads(str(data["provenance"]))
+            )
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: not a reference file ({error}); make it again") from error
+    if found.checksum() != found.provenance.get("sha256"):
+        raise UserError(f"{path}: checksum differs, the file is damaged; make it again")
+    return found
+
+
+def make(
+    target: Target,
+    *,
+    seed: int = 0,
+    n: int = SIZE,
+    settings: Equilibrium = Equilibrium(),  # noqa: B008
+    report=lambda text: None,
+) -> Reference:
+    """Two independent sets of n: exact where the target can draw, else by tempered chains."""
+    invariant = is_invariant(target, settings.scale)
+    sets, about = {}, {}
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), DOMAIN))
+    for name, key in zip(("validation", "test"), keys, strict=True):
+        if hasattr(target, "sample"):
+            x, found, calls = np.asarray(target.sample(key, n)), {}, 0
+            about[name] = {"kind": "exact", "passes": {}}
+        else:
+            report(f"{name} set")
+            x, _, found, calls = equilibrium_samples(key, target, n, settings, report)
+            about[name] = {"kind": "parallel tempering", **found, "passes": passes(found)}
+        if invariant:
+            x = symmetrise(np.random.default_rng(np.asarray(jax.random.key_data(key))), x)
+        about[name]["energy_calls"] = calls
+        sets[name] = (np.round(x / GRID) * GRID).astype(np.float32)
+    provenance = {
+        "demx": __version__,
+        "n": n,
+        "settings": dict(vars(settings)),
+        "seed": seed,
+        "rounded_to": GRID,
+        "invariant": invariant,
+        "sets": about,
+    }
+    return Reference(sets["validation"], sets["test"], provenance)
+
+
+def symmetrise(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
+    """Each cluster rotated or reflected and its particles renumbered at random (n, p, dim)."""
+    count, particles, dim = x.shape
+    q, r = np.linalg.qr(rng.normal(size=(count, dim, dim)))
+    q = q * np.sign(np.diagonal(r, axis1=1, axis2=2))[:, None]  # uniform over O(dim)
+    order = rng.permuted(np.tile(np.arange(particles), (count, 1)), axis=1)
+    return np.take_along_axis(x, order[..., None], axis=1) @ q
+
+
+def is_invariant(target: Target, scale: float = 1.0) -> bool:
+    """Whether 32 random clusters keep their energies when rotated, reflected, renumbered."""
+    if not isinstance(target.space, MeanFree):
+        return False
+    rng = np.random.default_rng(0)
+    x = 2 * scale * rng.normal(size=(32, *target.space.shape))
+    x -= x.mean(axis=1, keepdims=True)
+    energy = jax.jit(jax.vmap(target.log_density))
+    before, after = (np.asarray(energy(a.astype(np.float32))) for a in (x, symmetrise(rng, x)))
+    return bool(np.allclose(before, after, rtol=1e-3, atol=1e-3))
+
+
+def cache_directory() -> Path:
+    """$DEMX_CACHE, or demx in $XDG_CACHE_HOME or ~/.cache."""
+    if "DEMX_CACHE" in os.environ:
+        return Path(os.environ["DEMX_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "demx"
+
+
+def cache_file(name: str, settings: dict[str, Any]) -> Path:
+    """Where the reference of a named target with settings of its own is kept."""
+    text = json.dumps(settings, sort_keys=True)
+    tail = f"-{hashlib.sha256(text.encode()).hexdigest()[:10]}" if settings else ""
+    return cache_directory() / "references" / f"{name}{tail}.npz"
+
+
+def shipped_file(name: str) -> Path | None:
+    """The set that comes with demx, for the benchmark targets with their own settings."""
+    file = resources.files("demx.references") / f"{name}.npz"
+    return Path(str(file)) if file.is_file() else None
+
+
+def find(name: str, settings: dict[str, Any], target: Target) -> Reference | None:
+    """The shipped set, the user's own, or exact samples made on the spot; otherwise None."""
+    shipped = None if settings else shipped_file(name)
+    if shipped is not None:
+        return load(shipped)
+    cached = cache_file(name, settings)
+    if cached.exists():
+        return load(cached)
+    return make(target) if hasattr(target, "sample") else None
