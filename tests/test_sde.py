@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from cases import NOISES, asymmetric
+from demx.flow import probability_flow
 from demx.noise import Geometric
-from demx.sde import RULES, Flow, Grid, Posterior, reverse
+from demx.sde import RULES, Grid, Posterior, reverse
 from demx.space import Euclidean, MeanFree, log_normal, normal
 
 NOISE = Geometric(0.05, 6.0)
@@ -89,9 +90,9 @@ def test_exploration_scale_widens(key):
     assert spread(0.0) < spread(1.0) < spread(1.3)
 
 
-def flow_of(target, space, score, prior_variance):
+def flow_of(space, score, prior_variance):
     t_0 = NOISE.time(jnp.asarray(1e-4))
-    return Flow(score, NOISE, space, t_0, jnp.asarray(prior_variance), 1e-6)
+    return probability_flow(score, NOISE, space, t_0, prior_variance, tolerance=1e-6)
 
 
 @pytest.mark.parametrize("space", [Euclidean(3), MeanFree(3, 2)], ids=str)
@@ -99,7 +100,7 @@ def test_flow_density_of_a_gaussian_is_exact(space, key):
     """With the score of N(0, s²), the flow's density is that normal, also on the subspace."""
     s2 = 0.49
     flow = flow_of(
-        None, space, lambda t, x: -space.project(x) / (s2 + NOISE.variance(t)),
+        space, lambda t, x: -space.project(x) / (s2 + NOISE.variance(t)),
         s2 + float(NOISE.variance(jnp.ones(()))),
     )  # fmt: skip
     x = 0.7 * normal(key, space, (5,))
@@ -114,7 +115,7 @@ def test_flow_of_a_mixture_has_weights_near_one(key):
     """ESS = 1 when q = p; here up to p_1 being only nearly normal."""
     target = asymmetric()
     total = float(NOISE.variance(jnp.ones(())) + jnp.var(target.sample(key, 50_000)))
-    flow = flow_of(target, target.space, exact_score(target, NOISE), total)
+    flow = flow_of(target.space, exact_score(target, NOISE), total)
     x, log_prob = jax.jit(jax.vmap(flow.sample))(jax.random.split(key, 500))
     log_weight = jax.vmap(target.log_density)(x) - log_prob
     w = jnp.exp(log_weight)

@@ -1,7 +1,7 @@
 """demx in Python: fit a target, get an object that samples."""
 
 import contextlib
-import hashlib
+import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -15,14 +15,16 @@ from jaxtyping import Array, ArrayLike, Float
 from rich.console import Console
 
 from demx import config as configuration
+from demx.assessment import Assessment, Density, assess, flow_density, ruler
 from demx.energy import energies as energies_of
 from demx.errors import UserError
-from demx.evaluate import evaluation
-from demx.evaluate.metrics import w2
+from demx.evaluate import reference as references
+from demx.evaluate.evaluation import finite_rows
+from demx.evaluate.metrics import energy_w2, w2
+from demx.evaluate.reference import Reference
 from demx.progress import ProgressLine
-from demx.space import Euclidean, MeanFree, normal
+from demx.resolve import check_warm_start, resolve, rows
 from demx.store import Store
-from demx.targets.function import FunctionTarget, check_energy
 from demx.train import Progress, parse_budget, train
 from demx.types import Method, Samples, Target
 
@@ -83,21 +85,70 @@ class Fitted:
             raise UserError(NO_DENSITY)
         x = jnp.asarray(x, float)
         if x.shape[1:] != self.target.space.shape:
-            raise UserError(f"x: expected shape {_rows(self.target)}, got {x.shape}")
+            raise UserError(f"x: expected shape {rows(self.target)}, got {x.shape}")
         return self.method.log_prob(self.state, x)
 
     def log_z(self, n: int = 1000, *, seed: int = 0) -> LogZ:
         """log Z ≈ log mean exp(-E(x_i))/q(x_i), x_i ~ q."""
         return log_z(self.sample(n, seed=seed, weights=True))
 
-    def evaluate(self, n: int = 1000, *, repeats: int = 10, seed: int = 1) -> evaluation.Evaluation:
-        """Metrics of n·repeats fresh samples, with standard errors and floors."""
-        key_sample, key_reference = jax.random.split(_key(seed, "evaluate"))
-        drawn = self.method.sample(key_sample, self.state, n * repeats)
-        found = evaluation.evaluate(
-            self.target, np.asarray(drawn.x), key_reference, repeats=repeats
+    def evaluate(
+        self,
+        n: int = 1000,
+        *,
+        repeats: int = 10,
+        seed: int = 1,
+        likelihood: str = "auto",
+        likelihood_n: int = 1000,
+        mcmc_calls: int = 0,
+        reference: Reference | Path | None = None,
+    ) -> Assessment:
+        """Metrics of n·repeats fresh samples, with standard errors, floors and a verdict.
+
+        likelihood: 'native' adds what the sampler's own density says, of likelihood_n samples,
+        'flow' what an OT-CFM flow trained on the samples says (the paper's protocol), 'none'
+        nothing; 'auto' is native in up to 16 dimensions. mcmc_calls: add what tuned chains get
+        for that many energy calls. reference: sets of your own, or their file.
+        """
+        drawn = self.method.sample(_key(seed, "evaluate"), self.state, n * repeats)
+        space = self.target.space
+        if likelihood == "auto":
+            known = self.method.sample_weighted is not None
+            likelihood = "native" if known and space.dof <= 16 else "none"
+        density = None
+        if likelihood == "native":
+            density = self._density(likelihood_n, seed)
+        elif likelihood == "flow":
+            density = flow_density(self.target, np.asarray(drawn.x), likelihood_n, seed)
+        elif likelihood != "none":
+            raise UserError(f"likelihood: expected auto, native, flow or none, got {likelihood!r}")
+        return assess(
+            self.target,
+            np.asarray(drawn.x),
+            reference=ruler(reference) or self.reference(),
+            n=n,
+            density=density,
+            mcmc_calls=mcmc_calls,
+            sampling_calls=drawn.energy_calls,
+            seed=seed,
         )
-        return found._replace(energy_calls=found.energy_calls + drawn.energy_calls)
+
+    def _density(self, n: int, seed: int) -> Density:
+        weighted = self.sample(n, seed=seed, weights=True)
+        return Density(
+            np.asarray(weighted.log_weight),
+            lambda x: np.asarray(self.log_prob(x)),
+            weighted.energy_calls,
+            "the sampler's probability flow",
+        )
+
+    def reference(self) -> Reference | None:
+        """The reference sets of the target, if there are any."""
+        if "fingerprint" in self.config:
+            exact = hasattr(self.target, "sample")
+            return references.make(self.target) if exact else None
+        about = self.config.get("target_settings", {})
+        return references.find(self.config["target"], about, self.target)
 
 
 def log_z(drawn: Samples) -> LogZ:
@@ -123,76 +174,6 @@ _DOMAINS = {"sample": 0x5A5A5A5A, "evaluate": 0x3C3C3C3C}
 
 def _key(seed: int, domain: str):
     return jax.random.fold_in(jax.random.key(seed), _DOMAINS[domain])
-
-
-def resolve(
-    target: str | Target | Callable[[Array], Array],
-    *,
-    method: str = "idem",
-    seed: int = 0,
-    dim: int | None = None,
-    particles: tuple[int, int] | None = None,
-    scale: float = 1.0,
-    settings: Mapping[str, Any] | None = None,
-) -> tuple[Target, dict[str, Any]]:
-    """The target and the complete configuration that `fit` would use."""
-    settings = dict(settings or {})
-    for section, values in settings.items():
-        if not isinstance(values, Mapping):
-            raise UserError(
-                f'settings: expected sections like {{"draws": {{"num_samples": 512}}}}, '
-                f"got {section!r}: {values!r}"
-            )
-    about = settings.pop("target", {})
-    if not callable(target) and (dim is not None or particles is not None):
-        raise UserError("dim, particles: only for an energy function; this target has its space")
-    if isinstance(target, str):
-        name, built = target, configuration.build_target(target, about)
-    elif hasattr(target, "log_density"):
-        name, built = type(target).__name__, target
-    elif callable(target):
-        if (dim is None) == (particles is None):
-            raise UserError(
-                "an energy function needs one of dim=… and particles=(n, dimension), "
-                f"got dim={dim}, particles={particles}"
-            )
-        try:
-            space = Euclidean(dim) if dim is not None else MeanFree(*particles)
-            check_energy(target, space, scale)
-        except (TypeError, ValueError) as error:
-            raise UserError(str(error)) from error
-        name, built = getattr(target, "__name__", "energy"), FunctionTarget(target, space)
-    else:
-        raise UserError(f"target: expected a name, a Target or a function, got {target!r}")
-    preset = configuration.preset(method, name) if isinstance(target, str) else {}
-    sections = configuration.resolve_sections(built.space, [preset, settings], scale)
-    head = {"target": name, "method": method, "seed": seed, "scale": scale}
-    if about:
-        head["target_settings"] = about
-    if not isinstance(target, str):
-        head["fingerprint"] = _fingerprint(built, scale)
-    return built, {**head, **sections}
-
-
-def _fingerprint(target: Target, scale: float) -> list[str]:
-    """Shape and log-densities at eight fixed points: tells one energy from another of that name."""
-    points = scale * normal(jax.random.key(8), target.space, (8,))
-    values = jax.jit(jax.vmap(target.log_density))(points)
-    return [str(target.space.shape), *(f"{float(value):.4g}" for value in values)]
-
-
-def _rows(target: Target) -> str:
-    return f"(n, {', '.join(map(str, target.space.shape))})"
-
-
-def _check_warm_start(points: ArrayLike, target: Target) -> tuple[np.ndarray, list]:
-    """The points as an array, and what identifies them in the configuration."""
-    points = np.asarray(points, np.float32)
-    if points.shape[1:] != target.space.shape or len(points) == 0:
-        raise UserError(f"warm start: expected shape {_rows(target)}, got {points.shape}")
-    if not np.isfinite(points).all():
-        raise UserError("warm start: expected finite numbers, found some that are not")
-    return points, [list(points.shape), hashlib.sha256(points.tobytes()).hexdigest()]
 
 
 def fit(
@@ -224,12 +205,14 @@ def fit(
     )  # fmt: skip
     limit = parse_budget(budget)
     if warm_start is not None:
-        warm_start, config["warm_start"] = _check_warm_start(warm_start, built)
+        warm_start, config["warm_start"] = check_warm_start(warm_start, built)
     made = configuration.build_method(method, built, config, warm_start)
     # everything a user can get wrong is refused before the directory is touched
     jax.eval_shape(made.init, jax.random.key(seed))
     outer_steps = config["training"]["outer_steps"]
     every, n = config["evaluation"]["every"], config["evaluation"]["n"]
+    fitted = Fitted(built, made, None, config, Progress())
+    sets = fitted.reference()
     store = None if directory is None else Store(directory)
     console = Console(stderr=True, quiet=not progress)
     with contextlib.ExitStack() as stack:
@@ -243,7 +226,7 @@ def fit(
             outer_steps=outer_steps,
             budget=limit,
             keeper=store,
-            evaluate=_glance(made, built, n),
+            evaluate=_glance(made, built, n, sets),
             every=every,
             observe=line,
             checkpoint_seconds=checkpoint_seconds,
@@ -255,7 +238,8 @@ def fit(
             "the sampler goes",
             stacklevel=2,
         )
-    return Fitted(built, made, state, config, reached, interrupted)
+    fitted.state, fitted.progress, fitted.interrupted = state, reached, interrupted
+    return fitted
 
 
 def load(directory: str | Path) -> Fitted:
@@ -279,25 +263,31 @@ def load(directory: str | Path) -> Fitted:
     return Fitted(target, method, state, config, Progress(**header))
 
 
-def _glance(method: Method, target: Target, n: int):
-    """The periodic look at a run: median energy, and W2 where exact samples can be had."""
+def _glance(method: Method, target: Target, n: int, reference: Reference | None):
+    """The periodic look at a run: energies and, in 2-D, W2, against the validation set.
 
+    In many dimensions W2 is mostly its own floor; there energies tell more.
+    """
     measure = jax.jit(lambda xs: energies_of(target, xs))
 
+    @functools.cache
+    def of_validation() -> np.ndarray:
+        return np.asarray(measure(reference.validation))
+
     def look(key, state) -> tuple[dict[str, float], int]:
-        key_sample, key_reference = jax.random.split(key)
-        samples = method.sample(key_sample, state, n)
+        samples = method.sample(key, state, n)
         x = np.asarray(samples.x)
         energies = np.asarray(measure(x))
-        good = evaluation.finite_rows(x, energies)
+        good = finite_rows(x, energies)
         x, energies = x[good], energies[good]
         values = {"bad_samples": int(n - len(x))} if len(x) < n else {}
         if len(x) == 0:
             return values, samples.energy_calls + n
         values["energy_median"] = float(np.median(energies))
-        reference = evaluation.reference_samples(target, key_reference, len(x))
-        if reference is not None and len(x) <= 2000:
-            values["w2"] = w2(x, reference)
+        if reference is not None:
+            values["energy_w2"] = energy_w2(energies, of_validation())
+            if target.space.dof <= 2 and len(x) <= 2000:
+                values["w2"] = w2(x, reference.validation[: len(x)])
         return values, samples.energy_calls + n
 
     return look

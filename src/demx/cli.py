@@ -1,9 +1,8 @@
 """The command `demx`. Nothing heavy is imported before a command has been chosen."""
 
 import sys
-import zipfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -40,14 +39,18 @@ def fit(
         directory: where the run is kept (default: runs/TARGET-METHOD-seedSEED).
         scale: rough width of the target's mass; used where no preset says better.
         set: change a setting, such as training.batch_size=64; may be given many times.
-        warm_start: npz or npy file of existing samples to fill the buffer with.
+        warm_start: npz, npy or extxyz file of existing samples to fill the buffer with.
         checkpoint_seconds: how much work a kill may cost.
         quiet: no progress.
     """
     from demx import api, config
 
     directory = directory or f"runs/{target}-{method}-seed{seed}"
-    start = None if warm_start is None else load_samples(Path(warm_start))
+    start = None
+    if warm_start is not None:
+        from demx import samples
+
+        start = samples.read(Path(warm_start)).x
     fitted = api.fit(
         target,
         method=method,
@@ -69,21 +72,6 @@ def fit(
     if fitted.interrupted:
         print("interrupted: the same command goes on from here", file=sys.stderr)
         sys.exit(130)
-
-
-def load_samples(path: Path):
-    """x of an npz file, or a plain npy array."""
-    import numpy as np
-
-    try:
-        data = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path}: expected an npz or npy file of samples ({error})") from error
-    if isinstance(data, np.ndarray):
-        return data
-    if "x" not in data:
-        raise UserError(f"{path}: expected an array named 'x', found {', '.join(data)}")
-    return data["x"]
 
 
 def sample(
@@ -137,35 +125,71 @@ def sample(
 
 
 def evaluate(
-    run: Run,
+    what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|FILE")],
     /,
+    target: str | None = None,
     n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1000,
     repeats: int = 10,
     seed: int = 1,
+    likelihood: Literal["auto", "native", "flow", "none"] = "auto",
+    likelihood_n: int = 1000,
+    mcmc: bool = False,
+    mcmc_calls: str = "2e7",
+    reference: str | None = None,
+    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
     json: bool = False,
 ) -> None:
-    """Say how good a run's samples are: every metric beside its floor.
+    """Say how good samples are: every metric beside its floor, and a verdict in words.
 
-    The floor is what perfect samples get: the same metric between two reference sets.
+    Of a run directory, fresh samples are drawn; of a file (npz, npy, extxyz), all its
+    samples are taken. The floor is what perfect samples get: the same metric between two
+    independent reference sets.
 
     Args:
-        run: a run directory.
+        what: a run directory, or a file of samples.
+        target: whose samples a file holds: a name from `demx list`.
         n: size of one block of samples.
-        repeats: blocks; standard errors come from their spread.
-        seed: of the samples and of the reference.
+        repeats: blocks drawn from a run; standard errors come from their spread.
+        seed: of the samples.
+        likelihood: densities for NLL, ESS, log Z and k̂: the sampler's own (native), an OT-CFM
+            flow trained on the samples as in the paper (flow), or none; auto is native for runs
+            of up to 16 dimensions.
+        likelihood_n: how many samples the densities are evaluated at.
+        mcmc: add a row of what tuned parallel tempering gets for the same energy calls.
+        mcmc_calls: at most so many calls for that row (of a file: so many).
+        reference: a file made by `demx reference -o`, instead of the one demx would find.
+        set: a setting of the target of a file, such as target.num_particles=7.
         json: print JSON instead of a table.
     """
-    from demx import api
+    from demx import api, assessment, samples
     from demx.report import tables
+    from demx.train import parse_budget
 
-    fitted = api.load(run)
-    if n < 2 or repeats < 2:
-        raise UserError(f"expected -n and --repeats of at least 2, got {n} and {repeats}")
-    found = fitted.evaluate(n, repeats=repeats, seed=seed)
-    if json:
-        print(tables.as_json(fitted, found))
+    if n < 10 or repeats < 1:
+        raise UserError(
+            f"expected -n of at least 10 and --repeats of at least 1, got {n} and {repeats}"
+        )
+    calls = int(parse_budget(f"{mcmc_calls}calls").energy_calls) if mcmc else 0
+    ruler = None if reference is None else Path(reference)
+    if Path(what).is_dir() or not Path(what).suffix:
+        if target is not None or set:
+            raise UserError("--target, --set: only for a file; a run knows its target")
+        fitted = api.load(what)
+        spent = fitted.progress.energy_calls
+        found = fitted.evaluate(
+            n, repeats=repeats, seed=seed, likelihood=likelihood, likelihood_n=likelihood_n,
+            mcmc_calls=min(calls, spent), reference=ruler,
+        )  # fmt: skip
+        about = tables.About.of_run(fitted)
     else:
-        tables.show(fitted, found)
+        if target is None:
+            raise UserError(f"{what}: name the target of these samples with --target")
+        found = assessment.evaluate(
+            target, samples.read(Path(what)), n=n, seed=seed, likelihood=likelihood,
+            likelihood_n=likelihood_n, mcmc_calls=calls, reference=ruler, settings=set,
+        )  # fmt: skip
+        about = tables.About(target, Path(what).name)
+    print(tables.as_json(about, found)) if json else tables.show(about, found)
 
 
 def report(run: Run, /, n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1000) -> None:
@@ -213,13 +237,20 @@ def reference(
         leapfrog: steps of one HMC move.
         set: change a setting of the target, such as target.num_particles=7.
     """
-    from demx import api
+    from demx import assessment
+    from demx.report import tables
 
-    api.reference_command(
+    if n < 100:
+        raise UserError(f"n: expected at least 100, got {n}")
+    made, path = assessment.reference(
         target, n=n, output=output, seed=seed, settings=set,
+        report=lambda text: print(text, file=sys.stderr, flush=True),
         scale=scale, num_chains=chains, max_rungs=max_rungs, beta_min=beta_min,
         num_leapfrog=leapfrog,
     )  # fmt: skip
+    tables.show_reference(target, made, path)
+    if not made.passed:
+        sys.exit(1)
 
 
 def list_() -> None:

@@ -12,6 +12,7 @@ import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from demx.noise import Noise
@@ -39,9 +40,9 @@ class Flow(eqx.Module):
 
     velocity: Velocity
     space: Space
-    t_data: Array
-    t_prior: Array
-    prior_variance: Array
+    t_data: Float[Array, ""] | float
+    t_prior: Float[Array, ""] | float
+    prior_variance: Float[Array, ""] | float
     tolerance: float = 1e-4
     probes: int | None = None
 
@@ -61,7 +62,7 @@ class Flow(eqx.Module):
         signs = jax.random.rademacher(key, (self.probes, *space.shape), float)
         return space.project(signs) / self.probes**0.5
 
-    def _solve(self, x: Array, directions: Array, start: Array, end: Array):
+    def _solve(self, x: Array, directions: Array, start, end) -> tuple[Array, Array]:
         """x carried from one time to the other, and ∫ div v dt; nan if the solver gave up."""
 
         def field(t, state, _):
@@ -73,8 +74,8 @@ class Flow(eqx.Module):
         solution = diffrax.diffeqsolve(
             diffrax.ODETerm(field),
             diffrax.Dopri5(),
-            start,
-            end,
+            jnp.asarray(start, x.dtype),
+            jnp.asarray(end, x.dtype),
             None,
             (x, jnp.zeros((), x.dtype)),
             stepsize_controller=diffrax.PIDController(rtol=self.tolerance, atol=self.tolerance),
@@ -85,9 +86,7 @@ class Flow(eqx.Module):
         done = solution.result == diffrax.RESULTS.successful
         return x[0], jnp.where(done, gained[0], jnp.nan)
 
-    def log_prob(
-        self, x: Float[Array, "..."], key: PRNGKeyArray | None = None
-    ) -> Float[Array, ""]:
+    def log_prob(self, x: Float[Array, "..."], key: PRNGKeyArray | None = None) -> Float[Array, ""]:
         """log q(x) for one x; nan if the solver did not finish. key: needed with probes."""
         directions = self._directions(key)
         x_prior, gained = self._solve(self.space.project(x), directions, self.t_data, self.t_prior)
@@ -103,10 +102,70 @@ class Flow(eqx.Module):
 
 
 class FromScore(eqx.Module):
-    """v(t, x) = -½ g(t)² s(t, x): the probability-flow ODE of a diffusion (paper, app. A)."""
+    """v(t, x) = -½ g(t)² s(t, x): the probability-flow ODE of dx = g(t) dw (paper, app. on flow
+    matching)."""
 
     score: Velocity
     noise: Noise
 
     def __call__(self, t: Float[Array, ""], x: Float[Array, "..."]) -> Float[Array, "..."]:
         return -0.5 * self.noise.diffusion(t) ** 2 * self.score(t, x)
+
+
+def probability_flow(
+    score: Velocity,
+    noise: Noise,
+    space: Space,
+    t_data: Float[Array, ""] | float,
+    prior_variance: Float[Array, ""] | float,
+    *,
+    tolerance: float = 1e-4,
+    probes: int | None = None,
+) -> Flow:
+    """The flow of a score s(t, x), from N(0, prior_variance) at t = 1 to t_data > 0."""
+    velocity = FromScore(score, noise)
+    return Flow(velocity, space, t_data, 1.0, prior_variance, tolerance, probes)
+
+
+def log_probs(
+    flow: Flow, xs: Float[Array, "n ..."], key: PRNGKeyArray | None = None
+) -> Float[Array, " n"]:
+    """log q(x_i) of n points in bounded memory, nan where the solver gave up.
+
+    The i-th point's probes, if there are any, come from the key folded with i.
+    """
+    keys = None if key is None else _keys(key, len(xs))
+    return _in_chunks(Flow.log_prob, flow, len(xs), (xs, keys))
+
+
+def samples(
+    flow: Flow, key: PRNGKeyArray, n: int
+) -> tuple[Float[Array, "n ..."], Float[Array, " n"]]:
+    """n draws of q and their log q, in bounded memory; a draw does not depend on n."""
+    return _in_chunks(Flow.sample, flow, n, (_keys(key, n),))
+
+
+def _keys(key: PRNGKeyArray, n: int) -> PRNGKeyArray:
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(n))
+
+
+def _batch(space: Space) -> int:
+    """Points solved in lockstep: many in few dimensions, one where its Jacobian fills the cache."""
+    return max(1, 256 // space.dof**2)
+
+
+@eqx.filter_jit
+def _mapped(method: Callable, flow: Flow, arguments: tuple):
+    return jax.lax.map(lambda a: method(flow, *a), arguments, batch_size=_batch(flow.space))
+
+
+def _in_chunks(method: Callable, flow: Flow, n: int, arguments: tuple):
+    """`method` for each of n arguments, by compiled calls of one size (the last one is filled up)."""
+    if n < 1:
+        raise ValueError(f"expected at least 1 point, got {n}")
+    size = min(n, 16 * _batch(flow.space))
+    made = []
+    for start in range(0, n, size):
+        rows = np.minimum(np.arange(start, start + size), n - 1)
+        made.append(_mapped(method, flow, jax.tree.map(lambda leaf: leaf[rows], arguments)))  # noqa: B023
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts)[:n], *made)

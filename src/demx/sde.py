@@ -1,15 +1,14 @@
-"""From a score to samples: reverse SDE on a fixed grid; probability-flow ODE and its likelihood."""
+"""From a score to samples: the reverse SDE on a fixed grid."""
 
 from collections.abc import Callable
 
-import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from demx.noise import Noise
-from demx.space import Space, log_normal, normal
+from demx.space import Space, normal
 
 Score = Callable[[Array, Array], Array]
 
@@ -111,62 +110,3 @@ def reverse(
     keys = jax.random.split(key, times.shape[0] - 1)
     x, _ = jax.lax.scan(step, x, (keys, times[:-1], variances[:-1], variances[1:]))
     return x
-
-
-class Flow(eqx.Module):
-    """The probability-flow ODE dx/dt = -½ g(t)² s(t, x) between t_0 > 0 and t = 1, by Dopri5.
-
-    Its end at t = 1 is N(0, prior_variance); its end at t_0 is the sampler's own density q,
-    known by log q(x) = log N(x_1) + ∫_{t_0}^1 div dt with the exact trace.
-    """
-
-    score: Score
-    noise: Noise
-    space: Space
-    t_0: Array
-    prior_variance: Array
-    tolerance: float = 1e-4
-
-    def _velocity(self, t: Array, x: Array) -> Array:
-        return -0.5 * self.noise.diffusion(t) ** 2 * self.score(t, x)
-
-    def _velocity_and_divergence(self, t, state, _):
-        x, _ = state
-        flat, unravel = x.ravel(), x.shape
-
-        def velocity(y):
-            return self._velocity(t, y.reshape(unravel)).ravel()
-
-        value, push = jax.linearize(velocity, flat)
-        # one tangent a dimension: the score is projected, so the trace is the subspace's
-        columns = jax.vmap(push)(jnp.eye(flat.size, dtype=flat.dtype))
-        return value.reshape(unravel), jnp.trace(columns)
-
-    def _solve(self, state, t_from: Array, t_to: Array):
-        solution = diffrax.diffeqsolve(
-            diffrax.ODETerm(self._velocity_and_divergence),
-            diffrax.Dopri5(),
-            t_from,
-            t_to,
-            None,
-            state,
-            stepsize_controller=diffrax.PIDController(rtol=self.tolerance, atol=self.tolerance),
-            max_steps=4096,
-            throw=False,
-        )
-        x, log_ratio = solution.ys
-        done = solution.result == diffrax.RESULTS.successful
-        return x[0], jnp.where(done, log_ratio[0], jnp.nan)
-
-    def log_prob(self, x: Float[Array, "..."]) -> Float[Array, ""]:
-        """log q(x) for one x; nan if the solver did not reach t = 1."""
-        zero = jnp.zeros((), x.dtype)
-        x_1, gained = self._solve((self.space.project(x), zero), self.t_0, jnp.ones_like(self.t_0))
-        return log_normal(self.space, x_1, self.prior_variance) + gained
-
-    def sample(self, key: PRNGKeyArray) -> tuple[Float[Array, "..."], Float[Array, ""]]:
-        """One x ~ q with its log q(x)."""
-        x_1 = jnp.sqrt(self.prior_variance) * normal(key, self.space)
-        zero = jnp.zeros((), x_1.dtype)
-        x, gained = self._solve((x_1, zero), jnp.ones_like(self.t_0), self.t_0)
-        return x, log_normal(self.space, x_1, self.prior_variance) - gained

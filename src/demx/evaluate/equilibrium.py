@@ -89,7 +89,7 @@ def relax(target: Target, x: Array, num_steps: int, scale: float) -> Array:
 
 def autocorrelation_time(series: np.ndarray) -> float:
     """τ = 1 + 2 Σ_lag ρ(lag) of (C, T) chains, by Sokal's window (the first lag ≥ 5τ)."""
-    count, length = series.shape
+    length = series.shape[1]
     centred = series - series.mean()  # the common mean: a chain that is stuck shows as long memory
     size = 2 ** math.ceil(math.log2(2 * length))
     spectrum = np.abs(np.fft.rfft(centred, size, axis=1)) ** 2
@@ -259,3 +259,23 @@ def equilibrium_samples(
         "rejection": [round(float(r), 3) for r in sampler.rejection],
     }
     return Drawn(x[order], value.ravel()[order], diagnostics, sampler.energy_calls)
+
+
+def samples_within(
+    key: PRNGKeyArray, target: Target, n: int, energy_calls: int, settings: Equilibrium
+) -> Drawn:
+    """What tuned chains make of a number of energy calls, all told: 30 % tuning, a fifth of the
+    rest burn-in, then n states at equal intervals, or as many as there are calls for.
+    """
+    rounds = 3
+    sampler = Sampler(target, settings, key)
+    start = 0.3 * energy_calls / sampler.tempering.calls(sampler.chains)
+    sampler.tune(rounds, max(2, int(start / (2**rounds - 1))))
+    cost = sampler.tempering.calls(sampler.chains)
+    left = max(1, (energy_calls - sampler.energy_calls) // cost)
+    sampler.advance(1, max(1, left // 5))
+    keep = min(math.ceil(n / settings.num_chains), max(1, left * 4 // 5))
+    u, value, _ = sampler.advance(keep, max(1, left * 4 // 5 // keep))
+    x = np.asarray(jax.jit(jax.vmap(target.space.configuration))(u.reshape(-1, u.shape[-1])))
+    order = np.arange(len(x)).reshape(settings.num_chains, keep).T.ravel()[:n]
+    return Drawn(x[order], value.ravel()[order], {}, sampler.energy_calls)

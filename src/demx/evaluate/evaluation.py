@@ -1,9 +1,9 @@
-"""How good are samples? Every metric with its standard error and its floor.
+"""How good are samples? Every metric with its standard error, its n and its floor.
 
-The floor of a metric is its value between two independent reference sets of the same size:
-what perfect samples would get. Samples come in `repeats` blocks of n; a metric is
-the mean over the blocks, its standard error their spread over √repeats, and floors are made
-in the same way from reference blocks.
+The floor of a metric is its value between two independent reference sets of the same size: what
+perfect samples would get. Samples are cut into blocks of n and compared with blocks of the test
+set; a value is the mean over the blocks. Its standard error is the spread of the blocks or, of
+fewer than five, the spread of fifths of them: a fifth's values scatter √5 times as widely.
 """
 
 from collections.abc import Callable
@@ -11,44 +11,141 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from scipy.spatial.distance import cdist
 
 from demx import energy
-from demx.evaluate import metrics
+from demx.evaluate import metrics, weights
+from demx.evaluate.alignment import aligned_costs
+from demx.evaluate.reference import Reference
+from demx.space import MeanFree
 from demx.types import Target
+
+PARTS = 5
 
 
 class Metric(NamedTuple):
-    """A value, its standard error, and the same for perfect samples (None: no reference)."""
+    """A value, its standard error, and the same for perfect samples (None: not known).
+
+    worst: what no sampler can exceed (1 of a total variation) or what one without any spread gets.
+    """
 
     value: float
     standard_error: float
     floor: float | None = None
     floor_standard_error: float | None = None
     n: int = 0
-
     two_sided: bool = False  # a mean, which can be too low as well as too high
+    worst: float | None = None
+
+    @property
+    def gap(self) -> float | None:
+        """(value - floor) in joint standard errors."""
+        if self.floor is None:
+            return None
+        joint = float(np.hypot(self.standard_error, self.floor_standard_error or 0.0))
+        difference = self.value - self.floor
+        return difference / joint if joint else (np.inf * difference if difference else 0.0)
 
     @property
     def at_floor(self) -> bool | None:
         """Within two joint standard errors of the floor, or (unless two-sided) better."""
-        if self.floor is None:
+        gap = self.gap
+        if gap is None:
             return None
-        joint = float(np.hypot(self.standard_error, self.floor_standard_error or 0.0))
-        gap = self.value - self.floor
-        return bool((abs(gap) if self.two_sided else gap) <= 2 * joint)
+        return bool((abs(gap) if self.two_sided else gap) <= 2)
+
+    @property
+    def saturated(self) -> bool:
+        """Perfect samples score hardly better than the worst: the metric says little at this n."""
+        return self.floor is not None and self.worst is not None and self.floor > 0.7 * self.worst
 
 
 class Evaluation(NamedTuple):
+    """Metrics by name; bad: samples that are not finite, left out and shown."""
+
     metrics: dict[str, Metric]
     n: int
     repeats: int
-    bad: int  # samples whose energy is not finite: left out of energy statistics, and shown
+    bad: int
     energy_calls: int
+    invariant: bool = False
 
 
-def _mean(values: list[float]) -> tuple[float, float]:
-    return float(np.mean(values)), float(np.std(values, ddof=1) / len(values) ** 0.5)
+class Cloud(NamedTuple):
+    """Samples (N, *shape) with their energies (N,)."""
+
+    x: np.ndarray
+    energy: np.ndarray
+
+    def __getitem__(self, rows) -> "Cloud":
+        return Cloud(self.x[rows], self.energy[rows])
+
+
+class Comparison(NamedTuple):
+    """A metric between two clouds; of a transport metric the matrix of costs is made once."""
+
+    name: str
+    measure: Callable[[Cloud, Cloud], float]
+    costs: Callable[[Cloud, Cloud], np.ndarray] | None = None
+    worst: Callable[[Cloud], float] | None = None  # of a reference
+
+    def values(self, samples: Cloud, reference: Cloud) -> tuple[float, list[float]]:
+        """The value of one block and of its fifths."""
+        parts = np.array_split(np.arange(len(samples.energy)), PARTS)
+        if self.costs is None:
+            fifths = [self.measure(samples[p], reference[p]) for p in parts]
+            return self.measure(samples, reference), fifths
+        cost = self.costs(samples, reference)
+        fifths = [metrics.exact_w2(cost[np.ix_(p, p)]) for p in parts]
+        return metrics.exact_w2(cost), fifths
+
+
+def _flat(cloud: Cloud) -> np.ndarray:
+    return cloud.x.reshape(len(cloud.x), -1)
+
+
+def _transport(name: str, costs: Callable[[Cloud, Cloud], np.ndarray]) -> Comparison:
+    def spread(reference: Cloud) -> float:  # all mass in one point, the mean
+        x = _flat(reference)
+        return float(np.sqrt(((x - x.mean(axis=0)) ** 2).sum(axis=1).mean()))
+
+    return Comparison(name, lambda s, r: metrics.exact_w2(costs(s, r)), costs, spread)
+
+
+def comparisons(target: Target, invariant: bool, workers: int = 1) -> list[Comparison]:
+    """The metrics between samples and reference that make sense for a target."""
+    one = lambda reference: 1.0  # noqa: E731
+    found = [
+        _transport("w2", lambda s, r: cdist(_flat(s), _flat(r), "sqeuclidean")),
+        Comparison("energy_w2", lambda s, r: metrics.energy_w2(s.energy, r.energy)),
+        Comparison("energy_w1", lambda s, r: metrics.energy_w1(s.energy, r.energy)),
+    ]
+    if invariant:
+        aligned = lambda s, r: aligned_costs(s.x, r.x, workers)  # noqa: E731
+        found.insert(1, _transport("w2_aligned", aligned))
+    if isinstance(target.space, MeanFree):
+        found += [
+            Comparison("distance_w2", lambda s, r: metrics.distance_w2(s.x, r.x)),
+            Comparison("distance_tv", lambda s, r: metrics.distance_tv(s.x, r.x), worst=one),
+        ]
+    if target.space.shape == (2,):
+        found.append(Comparison("tv", lambda s, r: metrics.tv(s.x, r.x), worst=one))
+    return found
+
+
+def _blocks(cloud: Cloud, n: int) -> list[Cloud]:
+    return [cloud[i : i + n] for i in range(0, len(cloud.energy) - n + 1, n)]
+
+
+def _assess(comparison: Comparison, samples: list[Cloud], reference: list[Cloud]):
+    """Mean over the blocks and its standard error; reference blocks are used in turn."""
+    pairs = [(s, reference[i % len(reference)]) for i, s in enumerate(samples)]
+    if len(samples) >= PARTS:
+        values = few = [comparison.measure(s, r) for s, r in pairs]
+    else:
+        values, parts = zip(*(comparison.values(s, r) for s, r in pairs), strict=True)
+        few = [value for part in parts for value in part]
+    return float(np.mean(values)), float(np.std(few, ddof=1) / len(few) ** 0.5)
 
 
 def batched_energies(target: Target, x: np.ndarray, size: int = 4096) -> np.ndarray:
@@ -58,62 +155,69 @@ def batched_energies(target: Target, x: np.ndarray, size: int = 4096) -> np.ndar
     return np.concatenate(parts)
 
 
-def reference_samples(target: Target, key: PRNGKeyArray, n: int) -> np.ndarray | None:
-    """n independent reference samples, if the target can draw them exactly."""
-    sample = getattr(target, "sample", None)
-    return None if sample is None else np.asarray(sample(key, n))
-
-
 def finite_rows(x: np.ndarray, energies: np.ndarray) -> np.ndarray:
     """Which samples have finite coordinates and a finite energy."""
     return np.isfinite(energies) & np.isfinite(x.reshape(len(x), -1)).all(axis=1)
 
 
-def evaluate(target: Target, x: np.ndarray, key: PRNGKeyArray, *, repeats: int = 10) -> Evaluation:
-    """All metrics of len(x) samples, in `repeats` blocks; energy calls: one a sample.
+def floors(target: Target, reference: Reference, n: int, workers: int = 1) -> dict[str, list]:
+    """[floor, standard error] of every comparison at block size n: validation against test."""
+    clouds = [Cloud(x, batched_energies(target, x)) for x in (reference.validation, reference.test)]
+    validation, test = (_blocks(cloud, n) for cloud in clouds)
+    return {
+        c.name: list(_assess(c, validation, test))
+        for c in comparisons(target, reference.invariant, workers)
+    }
 
-    Bad samples are counted and left out; without good ones in every block there are no metrics.
+
+def compare(
+    target: Target,
+    x: np.ndarray,
+    reference: Reference | None = None,
+    *,
+    n: int = 1000,
+    workers: int = 1,
+) -> Evaluation:
+    """All metrics of len(x) samples, in blocks of n (or one, of all, if there are fewer).
+
+    Energy calls: one a sample; the reference's energies are not counted, they are the ruler.
+    Bad samples are counted and left out; without two good ones there are no metrics.
     """
-    n = len(x) // repeats if repeats else 0
-    if n < 2 or repeats < 2:
-        raise ValueError(
-            f"expected at least 2 repeats of at least 2 samples, got {len(x)} samples and "
-            f"{repeats} repeats"
-        )
-    x = x[: n * repeats]
+    if n < 2 * PARTS:
+        raise ValueError(f"n: expected blocks of at least {2 * PARTS} samples, got {n}")
+    if len(x) < 2 * PARTS:
+        raise ValueError(f"expected at least {2 * PARTS} samples, got {len(x)}")
     energies = batched_energies(target, x)
     good = finite_rows(x, energies)
-    calls, bad = len(x), int((~good).sum())
-    blocks = [b[g] for b, g in zip(np.split(x, repeats), np.split(good, repeats), strict=True)]
-    if min(len(block) for block in blocks) < 2:
-        return Evaluation({}, n, repeats, bad, calls)
-    x, energies = x[good], energies[good]
-    found = {"energy_mean": _spread(energies), "energy_median": _median(energies)}
-    key_a, key_b, key_modes = jax.random.split(key, 3)
-    reference = reference_samples(target, key_a, n * repeats)
-    other = reference_samples(target, key_b, n * repeats)
-    if reference is not None and other is not None:
-        a, b = np.split(reference, repeats), np.split(other, repeats)
-        e_a, e_b = batched_energies(target, reference), batched_energies(target, other)
-        calls += 2 * n * repeats
-        for name, statistic in (("energy_mean", _spread), ("energy_median", _median)):
-            true = statistic(e_a)
-            found[name] = found[name]._replace(
-                floor=true.value, floor_standard_error=true.standard_error, two_sided=True
-            )
-        found["w2"] = _compare(lambda s, r: metrics.w2(s, r[: len(s)]), blocks, a, b)
-        split = np.split(energies, np.cumsum([len(block) for block in blocks])[:-1])
-        of_reference = (np.split(e_a, repeats), np.split(e_b, repeats))
-        found["energy_w2"] = _compare(metrics.energy_w2, split, *of_reference)
-        found["energy_w1"] = _compare(metrics.energy_w1, split, *of_reference)
-    if reference is not None and hasattr(target, "modes"):
-        found |= _mode_metrics(target, blocks, x, key_modes, repeats)
-    return Evaluation(found, n, repeats, bad, calls)
+    cloud, bad = Cloud(x[good], energies[good]), int((~good).sum())
+    calls, count = len(x), len(cloud.energy)
+    if count < 2 * PARTS:
+        return Evaluation({}, 0, 0, bad, calls)
+    found = {"energy_mean": _mean(cloud.energy), "energy_median": _median(cloud.energy)}
+    if reference is None:
+        return Evaluation(found, min(n, count), max(1, count // n), bad, calls)
+    n = min(n, count, len(reference.test))
+    truth = Cloud(reference.test, batched_energies(target, reference.test))
+    for name, statistic in (("energy_mean", _mean), ("energy_median", _median)):
+        true = statistic(truth.energy)
+        found[name] = found[name]._replace(
+            floor=true.value, floor_standard_error=true.standard_error, two_sided=True
+        )
+    known = reference.provenance.get("floors", {}).get(str(n))
+    known = known or floors(target, reference, n, workers)
+    samples, test = _blocks(cloud, n), _blocks(truth, n)
+    for c in comparisons(target, reference.invariant, workers):
+        worst = c.worst(truth) if c.worst else None
+        found[c.name] = Metric(*_assess(c, samples, test), *known[c.name], n, worst=worst)
+    if hasattr(target, "modes"):
+        found |= _mode_metrics(target, cloud, reference)
+    return Evaluation(found, n, len(samples), bad, calls, reference.invariant)
 
 
-def _spread(values: np.ndarray) -> Metric:
-    count = max(len(values), 1)
-    return Metric(float(np.mean(values)), float(np.std(values) / count**0.5), n=len(values))
+def _mean(values: np.ndarray) -> Metric:
+    return Metric(
+        float(np.mean(values)), float(np.std(values, ddof=1) / len(values) ** 0.5), n=len(values)
+    )
 
 
 def _median(values: np.ndarray) -> Metric:
@@ -124,37 +228,63 @@ def _median(values: np.ndarray) -> Metric:
     return Metric(float(np.median(values)), float(0.5 * (high - low)), n=n)
 
 
-def _compare(
-    metric: Callable[[np.ndarray, np.ndarray], float],
-    samples: list[np.ndarray],
-    reference: list[np.ndarray],
-    other: list[np.ndarray],
-) -> Metric:
-    value = _mean([metric(s, r) for s, r in zip(samples, reference, strict=True)])
-    floor = _mean([metric(o, r) for o, r in zip(other, reference, strict=True)])
-    return Metric(*value, *floor, n=len(reference[0]))
+def _mode_metrics(target: Target, cloud: Cloud, reference: Reference) -> dict[str, Metric]:
+    """Modes found, their weights and outliers, of all samples; floors by exact sets of that size.
 
-
-def _mode_metrics(target, blocks, x, key, repeats) -> dict[str, Metric]:
-    """Modes found, weights and outliers; floors by exact sets of all of x's size."""
+    The weights' total variation is read against the true weights, so its floor shrinks like n^-½.
+    """
     modes, scale = np.asarray(target.modes), np.asarray(target.mode_scale)
-    weights = np.exp(np.asarray(target.log_weights))
-    exact = [np.asarray(target.sample(k, len(x))) for k in jax.random.split(key, repeats)]
-    # the error of the whole set's value: blocks are smaller, so theirs is scaled by √repeats
-    tv_blocks = [metrics.mode_tv(b, modes, weights) for b in blocks]
-    outside = [metrics.outside_share(b, modes, scale) for b in blocks]
-    hit = metrics.modes_hit(x, modes, scale)
+    weight, count = np.exp(np.asarray(target.log_weights)), len(cloud.x)
+    exact = [np.asarray(target.sample(jax.random.key(i), count)) for i in range(2 * PARTS)]
+
+    def judge(measure: Callable[[np.ndarray], float], worst: float | None = None) -> Metric:
+        fifths = [measure(part) for part in np.array_split(cloud.x, PARTS)]
+        of_exact = [measure(e) for e in exact]
+        return Metric(
+            measure(cloud.x),
+            float(np.std(fifths, ddof=1) / PARTS**0.5),
+            float(np.mean(of_exact)),
+            float(np.std(of_exact, ddof=1) / len(exact) ** 0.5),
+            count,
+            worst=worst,
+        )
+
+    hit = metrics.modes_hit(cloud.x, modes, scale)
     return {
-        "modes_hit": Metric(hit, 0.0, float(len(modes)), 0.0, len(x)),
-        "mode_tv": Metric(
-            metrics.mode_tv(x, modes, weights),
-            float(np.std(tv_blocks, ddof=1) / repeats**0.5),
-            *_mean([metrics.mode_tv(e, modes, weights) for e in exact]),
-            len(x),
+        "modes_hit": Metric(hit, 0.0, float(len(modes)), 0.0, count),
+        "mode_tv": judge(lambda x: metrics.mode_tv(x, modes, weight), 1.0),
+        "outside_share": judge(lambda x: metrics.outside_share(x, modes, scale))._replace(
+            two_sided=True
         ),
-        "outside_share": Metric(
-            *_mean(outside),
-            *_mean([metrics.outside_share(e, modes, scale) for e in exact]),
-            len(x),
-        ),
+    }
+
+
+def weight_metrics(log_weight: np.ndarray, log_z: float | None = None) -> dict[str, Metric]:
+    """What the importance weights p̃/q of n samples say; perfect: ESS 1, both bounds at log Z."""
+    n = len(log_weight)
+    lower, estimate = weights.log_z_lower(log_weight), weights.log_z_is(log_weight)
+    known = {} if log_z is None else {"floor": log_z, "floor_standard_error": 0.0}
+    return {
+        "ess": Metric(*weights.ess(log_weight), 1.0, 0.0, n, two_sided=True),
+        "psis_k": Metric(*weights.psis_k(log_weight), n=n),
+        "log_z_lower": Metric(*lower, **known, n=n, two_sided=True),
+        "log_z_is": Metric(*estimate, **known, n=n, two_sided=True),
+    }
+
+
+def density_metrics(
+    target: Target, log_prob: np.ndarray, energies: np.ndarray, log_z: float | None = None
+) -> dict[str, Metric]:
+    """What a model's density says on n reference samples with energies E: NLL and EUBO.
+
+    The floor of the NLL is the entropy, mean E + log Z, where log Z is known.
+    """
+    n = len(log_prob)
+    upper, nll = weights.log_z_upper(-energies - log_prob), weights.nll(log_prob)
+    if log_z is None:
+        return {"nll": Metric(*nll, n=n), "log_z_upper": Metric(*upper, n=n)}
+    entropy = _mean(energies)
+    return {
+        "nll": Metric(*nll, entropy.value + log_z, entropy.standard_error, n),
+        "log_z_upper": Metric(*upper, log_z, 0.0, n, two_sided=True),
     }

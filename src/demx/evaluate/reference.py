@@ -75,9 +75,7 @@ def load(path: Path) -> Reference:
     """A reference file, its checksum verified; nothing in it is executed."""
     try:
         with np.load(path, allow_pickle=False) as data:
-            found = Reference(
-                data["validation"], data["test"], json.loads(str(data["provenance"]))
-            )
+            found = Reference(data["validation"], data["test"], json.loads(str(data["provenance"])))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: not a reference file ({error}); make it again") from error
     if found.checksum() != found.provenance.get("sha256"):
@@ -170,4 +168,6 @@ def find(name: str, settings: dict[str, Any], target: Target) -> Reference | Non
     cached = cache_file(name, settings)
     if cached.exists():
         return load(cached)
-    return make(target) if hasattr(target, "sample") else None
+    if not hasattr(target, "sample"):
+        return None
+    return make(target, n=min(SIZE, max(200, 20_000_000 // target.space.dof)))

@@ -12,10 +12,11 @@ from demx.buffer import Buffer
 from demx.draws import Draws
 from demx.energy import evaluate
 from demx.estimator import Estimator
+from demx.flow import Flow, log_probs, probability_flow, probes_for, samples
 from demx.methods.matching import Matching, State, Training
 from demx.model import Pinned, Precondition, ScoreModel
 from demx.noise import Noise
-from demx.sde import Flow, Grid, Rule, reverse
+from demx.sde import Grid, Rule, reverse
 from demx.space import normal
 from demx.types import Method, Samples, Target
 
@@ -66,9 +67,17 @@ class Diffusion(eqx.Module):
         score = self.score(model)
         return reverse(key_path, score, self.noise, space, start, times, self.rule, noise_scale)
 
-    def flow(self, model: ScoreModel) -> Flow:
-        t_0 = self.noise.time(jnp.asarray(self.grid.sigma_last**2))
-        return Flow(self.score(model), self.noise, self.target.space, t_0, self.prior_variance)
+    def flow(self, model: ScoreModel, *, tolerance: float = 1e-4, probes: int | None) -> Flow:
+        """The sampler's own density, at the last noise level of the grid (see `Flow`)."""
+        return probability_flow(
+            self.score(model),
+            self.noise,
+            self.target.space,
+            self.noise.time(jnp.asarray(self.grid.sigma_last**2)),
+            self.prior_variance,
+            tolerance=tolerance,
+            probes=probes,
+        )
 
     @property
     def calls_per_sample(self) -> int:
@@ -152,15 +161,19 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
         return diffusion.run(key, model, n, 1.0)
 
     @eqx.filter_jit
-    def draw_weighted(key: PRNGKeyArray, model: ScoreModel, n: int):
-        x, log_prob = jax.vmap(diffusion.flow(model).sample)(jax.random.split(key, n))
+    def weigh(x: Array, log_prob: Array):
         log_density, _, bad = evaluate(target, x)
         bad = bad | ~jnp.isfinite(log_prob)
         return x, log_prob, jnp.where(bad, -jnp.inf, log_density - log_prob), bad
 
-    @eqx.filter_jit
+    def draw_weighted(key: PRNGKeyArray, model: ScoreModel, n: int):
+        """Beyond 200 degrees of freedom log q is noisy, and weights too large on average."""
+        return weigh(*samples(diffusion.flow(model, probes=probes_for(space)), key, n))
+
     def density(model: ScoreModel, xs: Array) -> Array:
-        return jax.lax.map(diffusion.flow(model).log_prob, xs, batch_size=CHUNK)
+        # the same points get the same probes, if there are any: a density does not change by call
+        key = jax.random.key(0)
+        return log_probs(diffusion.flow(model, probes=probes_for(space)), xs, key)
 
     def chunks(key: PRNGKeyArray, n: int):
         """(key, size) of each compiled call; a chunk's draws do not depend on n."""

@@ -170,9 +170,7 @@ class Tempering(eqx.Module):
         def body(carry, now):
             chains, log_step = carry
             key, index = now
-            chains, moved = self._transition(
-                key, chains, Ladder(ladder.beta, jnp.exp(log_step))
-            )
+            chains, moved = self._transition(key, chains, Ladder(ladder.beta, jnp.exp(log_step)))
             rate = jnp.sqrt(1 / (1 + index))
             return (chains, log_step + rate * (moved.acceptance - ACCEPTANCE)), moved
 

@@ -4,19 +4,18 @@ import html
 from importlib import resources
 from pathlib import Path
 
-import jax
 import numpy as np
 
 import demx
 from demx import api, config
+from demx.assessment import Assessment
+from demx.evaluate import metrics
 from demx.evaluate.evaluation import (
-    Evaluation,
     batched_energies,
     finite_rows,
-    reference_samples,
 )
 from demx.report import figures, tables
-from demx.space import MeanFree, distances
+from demx.space import MeanFree
 from demx.store import Store, write_atomic
 
 CSS = (resources.files("demx.report") / "report.css").read_text()
@@ -34,9 +33,10 @@ def write(run: Path, n: int = 1000) -> Path:
     return path
 
 
-def _page(fitted: api.Fitted, found: Evaluation, x: np.ndarray, store: Store) -> str:
+def _page(fitted: api.Fitted, found: Assessment, x: np.ndarray, store: Store) -> str:
     target, about = fitted.target, fitted.config
-    reference = reference_samples(target, jax.random.key(3), len(x))
+    sets = fitted.reference()
+    reference = None if sets is None else sets.test
     energies = batched_energies(target, x)
     good = finite_rows(x, energies)
     drawn, x, finite = len(x), x[good], energies[good]
@@ -46,14 +46,12 @@ def _page(fitted: api.Fitted, found: Evaluation, x: np.ndarray, store: Store) ->
     title = f"{about['method']} on {about['target']}"
     parts = [
         f"<h1>{html.escape(title)}</h1>",
-        f'<p class="verdict">{html.escape(_verdict(found))}</p>',
+        f'<p class="verdict">{html.escape(" ".join(found.verdict))}</p>',
         f"<p>{_costs(fitted, found)}</p>",
         "<h2>Metrics</h2>",
         "<p>The floor is the same metric between two independent reference sets: what perfect "
         "samples get (of a mean: the true value). At the floor: within two standard errors of it. "
-        "w2: Wasserstein-2 distance between samples and reference; energy_w1, energy_w2: the same "
-        "between energies; modes_hit: modes with a sample within 3σ; mode_tv: total variation "
-        "between mode weights; outside_share: samples farther than 3σ from every mode.</p>",
+        f"{html.escape(_definitions(found))}</p>",
         f'<div class="scroll">{_table(fitted, found)}</div>',
     ]
     plot = figures.samples_over_contours(target, x)
@@ -69,8 +67,9 @@ def _page(fitted: api.Fitted, found: Evaluation, x: np.ndarray, store: Store) ->
         )
     )
     if isinstance(target.space, MeanFree):
-        pairs = np.asarray(jax.vmap(distances)(x)).ravel()
-        drawn = figures.histogram("interatomic distance", pairs, None)
+        pairs = metrics.distances(x).ravel()
+        of_pairs = None if reference is None else metrics.distances(reference[: len(x)]).ravel()
+        drawn = figures.histogram("interatomic distance", pairs, of_pairs)
         parts.append(_figure("Distances", drawn, f"All pairs of {len(x)} samples."))
     history = store.history()
     if history:
@@ -108,52 +107,45 @@ def _figure(title: str, svg: str, caption: str) -> str:
     return f"<h2>{title}</h2><figure>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>"
 
 
-def _verdict(found: Evaluation) -> str:
-    """Plain words: what is at the floor, what is not, what cannot be said."""
-    judged = {
-        name: metric for name, metric in found.metrics.items() if tables.verdict(metric, name)
-    }
-    if not judged:
-        return (
-            "No reference samples exist for this target, so how close the samples are "
-            "cannot be said; the energies below are what is known."
-        )
-    good = [
-        n
-        for n, m in judged.items()
-        if tables.verdict(m, n) in ("at the floor", "as reference", "all")
-    ]
-    rest = [n for n in judged if n not in good]
-    text = f"As good as perfect samples in: {', '.join(good) or 'nothing'}."
-    text += f" Not so in: {', '.join(rest)}." if rest else " No metric tells them apart."
-    if found.bad:
-        text += f" {found.bad} samples have an energy that is not finite."
-    return text
+DEFINITIONS = {
+    "w2": "Wasserstein-2 distance between samples and reference",
+    "w2_aligned": "the same after relabelling, rotating and reflecting each pair of clusters",
+    "energy_w2": "Wasserstein-2 between energies",
+    "energy_w1": "Wasserstein-1 between energies",
+    "distance_w2": "Wasserstein-2 between interatomic distances",
+    "distance_tv": "total variation between their histograms, 200 bins",
+    "tv": "total variation between histograms of 200 by 200 bins",
+    "modes_hit": "modes with a sample within 3σ",
+    "mode_tv": "total variation between mode weights",
+    "outside_share": "samples farther than 3σ from every mode",
+    "ess": "effective share of the importance weights",
+    "psis_k": "Pareto tail index of the weights, trusted below 0.7",
+    "log_z_lower": "ELBO",
+    "log_z_is": "log Z by importance sampling",
+    "log_z_upper": "EUBO on reference samples",
+    "nll": "mean of -log q on reference samples",
+}
 
 
-def _costs(fitted: api.Fitted, found: Evaluation) -> str:
+def _definitions(found: Assessment) -> str:
+    known = [f"{name}: {DEFINITIONS[name]}" for name in found.metrics if name in DEFINITIONS]
+    return "; ".join(known) + "."
+
+
+def _costs(fitted: api.Fitted, found: Assessment) -> str:
     p = fitted.progress
     return (
         f"{p.step} of {fitted.config['training']['outer_steps']} outer loops in "
         f"{p.seconds:.0f} s. Energy calls: {p.energy_calls:,} for "
-        f"training, {p.evaluation_calls:,} for watching it, {found.energy_calls:,} for the metrics."
+        f"training, {p.evaluation_calls:,} for watching it, "
+        f"{found.samples.energy_calls:,} for the metrics."
     )
 
 
-def _table(fitted: api.Fitted, found: Evaluation) -> str:
-    paper = tables.PAPER.get(fitted.config["target"], {})
-    head = "".join(
-        f"<th>{h}</th>" for h in ("metric", "n", "value", "floor", "verdict", "paper's iDEM")
+def _table(fitted: api.Fitted, found: Assessment) -> str:
+    header, cells = tables.rows(tables.About.of_run(fitted), found)
+    head = "".join(f"<th>{html.escape(h)}</th>" for h in header)
+    body = (
+        "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in line) + "</tr>" for line in cells
     )
-    rows = []
-    for name, m in found.metrics.items():
-        cells = (
-            name,
-            m.n,
-            tables.with_error(m.value, m.standard_error),
-            tables.with_error(m.floor, m.floor_standard_error),
-            tables.verdict(m, name),
-            tables.number(paper.get(name)),
-        )
-        rows.append("<tr>" + "".join(f"<td>{c}</td>" for c in cells) + "</tr>")
-    return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+    return f"<table><tr>{head}</tr>{''.join(body)}</table>"

@@ -3,6 +3,8 @@
 import inspect
 import json
 import math
+from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
@@ -10,12 +12,21 @@ from rich.table import Table
 
 from demx import config, registry
 from demx.api import Fitted
-from demx.evaluate.evaluation import Evaluation, Metric
+from demx.assessment import Assessment
+from demx.evaluate.evaluation import Evaluation
+from demx.evaluate.reference import Reference
+from demx.evaluate.verdict import word
 from demx.methods import METHODS
 from demx.targets import TARGETS
 
-# the paper's iDEM (tables 2 and 5), where the definition is the same
-PAPER = {"gmm40": {"w2": 7.42}, "dw4": {"w2": 2.13}, "lj13": {"w2": 4.26}, "lj55": {"w2": 16.128}}
+# the paper's iDEM (tables 2 and 5), where the definition is the same. Its ESS, NLL and log Z are
+# of an OT-CFM flow; its total variation of particles is over distances
+PAPER = {
+    "gmm40": {"w2": 7.42, "tv": 0.82, "nll": 6.96, "ess": 0.734, "log_z_is": -0.340},
+    "dw4": {"w2": 2.13, "distance_tv": 0.10, "nll": 7.17, "ess": 0.825, "log_z_is": 29.567},
+    "lj13": {"w2": 4.26, "distance_tv": 0.04, "nll": 17.68, "ess": 0.231, "log_z_is": 49.97},
+    "lj55": {"w2": 16.128, "distance_tv": 0.09, "nll": 125.86, "ess": 0.106, "log_z_is": 273.2},
+}
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -34,65 +45,121 @@ def with_error(value: float | None, error: float | None) -> str:
     return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
-def verdict(metric: Metric, name: str) -> str:
-    if metric.floor is None:
-        return ""
-    if name == "modes_hit":
-        return "all" if metric.value == metric.floor else "modes missing"
-    if metric.two_sided:
-        return "as reference" if metric.at_floor else "off"
-    return "at the floor" if metric.at_floor else "above"
+class About(NamedTuple):
+    """What an assessment is of: a target and who sampled it, and, of a run, what it has cost."""
+
+    target: str
+    sampler: str
+    energy_calls: int = 0
+    watching_calls: int = 0
+    trained: str = ""
+
+    @classmethod
+    def of_run(cls, fitted: Fitted) -> "About":
+        p, total = fitted.progress, fitted.config["training"]["outer_steps"]
+        return cls(
+            fitted.config["target"],
+            fitted.config["method"],
+            p.energy_calls,
+            p.evaluation_calls,
+            f"trained {p.step} of {total} outer loops in {p.seconds:.0f} s",
+        )
 
 
-def as_json(fitted: Fitted, found: Evaluation) -> str:
-    return json.dumps(
-        {
-            "target": fitted.config["target"],
-            "method": fitted.config["method"],
-            "n": found.n,
-            "repeats": found.repeats,
-            "bad_samples": found.bad,
-            "energy_calls": fitted.progress.energy_calls,
-            "evaluation_energy_calls": found.energy_calls,
-            "metrics": {
-                name: {**metric._asdict(), "verdict": verdict(metric, name)}
-                for name, metric in found.metrics.items()
-            },
-        },
-        indent=2,
-    )
+def as_json(about: About, found: Assessment) -> str:
+    def listed(evaluation: Evaluation) -> dict:
+        return {
+            name: {**metric._asdict(), "verdict": word(name, metric)}
+            for name, metric in evaluation.metrics.items()
+        }
+
+    content = {
+        "target": about.target,
+        "method": about.sampler,
+        "n": found.samples.n,
+        "repeats": found.samples.repeats,
+        "bad_samples": found.samples.bad,
+        "energy_calls": about.energy_calls,
+        "evaluation_energy_calls": found.samples.energy_calls,
+        "density": found.density,
+        "metrics": listed(found.samples),
+        "verdict": found.verdict,
+    }
+    if found.mcmc is not None:
+        content["mcmc"] = {"energy_calls": found.mcmc_calls, "metrics": listed(found.mcmc)}
+    return json.dumps(content, indent=2)
 
 
-def show(fitted: Fitted, found: Evaluation) -> None:
-    console, target = Console(soft_wrap=True), fitted.config["target"]
-    title = f"{fitted.config['method']} on {target}"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("metric", "n", "value", "floor", "", "paper"):
-        justify = "left" if column in ("metric", "") else "right"
-        table.add_column(column, justify=justify, no_wrap=True)
+def rows(about: About, found: Assessment) -> tuple[list[str], list[list[str]]]:
+    """Header and cells of the table of metrics, for a terminal or a page."""
+    header = ["metric", "n", "value", "floor", "verdict", "paper"]
+    if found.mcmc is not None:
+        header.insert(4, "mcmc")
+    cells = []
     for name, metric in found.metrics.items():
-        table.add_row(
+        line = [
             name,
             str(metric.n),
             with_error(metric.value, metric.standard_error),
             with_error(metric.floor, metric.floor_standard_error),
-            verdict(metric, name),
-            number(PAPER.get(target, {}).get(name)),
-        )
+            word(name, metric),
+            number(PAPER.get(about.target, {}).get(name)),
+        ]
+        if found.mcmc is not None:
+            other = found.mcmc.metrics.get(name)
+            line.insert(4, with_error(other.value, other.standard_error) if other else "")
+        cells.append(line)
+    return header, cells
+
+
+def show(about: About, found: Assessment) -> None:
+    console = Console(soft_wrap=True)
+    title = f"{about.sampler} on {about.target}"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    header, cells = rows(about, found)
+    for column in header:
+        justify = "left" if column in ("metric", "verdict") else "right"
+        table.add_column(column, justify=justify, no_wrap=True)
+    for line in cells:
+        table.add_row(*map(escape, line))
     console.print(table)
-    if any(metric.floor is not None for metric in found.metrics.values()):
-        console.print("floor: the same between two reference sets; of a mean: the true value.")
-        console.print("at the floor: within two standard errors. paper: its iDEM.")
-    if not found.metrics:
-        console.print("Too many samples are not finite: nothing can be said of the others.")
-    elif all(metric.floor is None for metric in found.metrics.values()):
-        console.print("This target has no exact samples: floors cannot be given yet.")
-    p = fitted.progress
+    console.print("floor: the same between two reference sets; of a mean: the true value.")
+    if found.mcmc is not None:
+        console.print(f"mcmc: tuned parallel tempering, {found.mcmc_calls:,} energy calls.")
+    if about.target in PAPER:
+        console.print("paper: its iDEM.")
+    if found.density:
+        console.print(f"ess, psis_k, log_z and nll: of {found.density}.")
+    console.print()
+    for sentence in found.verdict:
+        console.print(escape(sentence))
+    if about.trained:
+        console.print(f"\n{about.trained}")
     console.print(
-        f"trained {p.step} of {fitted.config['training']['outer_steps']} outer loops; "
-        f"{found.bad} samples not finite\nenergy calls: {p.energy_calls:,} training, "
-        f"{p.evaluation_calls:,} watching it, {found.energy_calls:,} here"
+        f"energy calls: {about.energy_calls:,} training, {about.watching_calls:,} watching it, "
+        f"{found.samples.energy_calls:,} here"
     )
+
+
+def show_reference(name: str, made: Reference, path: Path | None) -> None:
+    """What vouches for the two sets, and the floors they give."""
+    console = Console(soft_wrap=True)
+    table = Table(title=f"reference of {name}", title_justify="left", box=None, pad_edge=False)
+    for column in ("", "validation", "test"):
+        table.add_column(column, justify="right" if column else "left")
+    sets = [made.provenance["sets"][which] for which in ("validation", "test")]
+    for key in sets[0]:
+        if isinstance(sets[0][key], int | float | str):
+            table.add_row(
+                key, *(s[key] if isinstance(s[key], str) else f"{s[key]:.5g}" for s in sets)
+            )
+    for check in sets[0]["passes"]:
+        table.add_row(check, *("met" if s["passes"][check] else "NOT MET" for s in sets))
+    console.print(table)
+    for n, floors in made.provenance.get("floors", {}).items():
+        text = ", ".join(f"{metric} {with_error(*value)}" for metric, value in floors.items())
+        console.print(f"floors at n = {n}: {text}")
+    console.print(f"{path or 'not kept'}: 2 sets of {len(made.test)} samples")
 
 
 def show_registries() -> None:

@@ -1,0 +1,194 @@
+"""A whole assessment of samples: metrics beside floors, weights, an MCMC row, a verdict."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, ArrayLike
+
+from demx import config
+from demx.errors import UserError
+from demx.evaluate import reference as references
+from demx.evaluate import verdict
+from demx.evaluate.equilibrium import Equilibrium, samples_within
+from demx.evaluate.evaluation import (
+    Evaluation,
+    batched_energies,
+    compare,
+    density_metrics,
+    floors,
+    weight_metrics,
+)
+from demx.evaluate.reference import Reference
+from demx.resolve import named_target
+from demx.samples import Stored, fitting
+from demx.types import Target
+
+WORKERS = 2  # processes for aligned distances
+
+
+class Density(NamedTuple):
+    """A density q: log p̃/q at its own samples, log q anywhere, and what they have cost."""
+
+    log_weight: np.ndarray
+    log_prob: Callable[[np.ndarray], np.ndarray] | None
+    energy_calls: int
+    name: str
+
+
+class Assessment(NamedTuple):
+    """samples: their metrics. mcmc: the same of tuned chains, for `mcmc_calls` energy calls."""
+
+    samples: Evaluation
+    density: str | None = None
+    mcmc: Evaluation | None = None
+    mcmc_calls: int = 0
+
+    @property
+    def metrics(self):
+        return self.samples.metrics
+
+    @property
+    def verdict(self) -> list[str]:
+        return verdict.sentences(self.samples)
+
+
+def assess(
+    target: Target,
+    x: np.ndarray,
+    *,
+    reference: Reference | None,
+    n: int = 1000,
+    density: Density | None = None,
+    mcmc_calls: int = 0,
+    sampling_calls: int = 0,
+    seed: int = 1,
+) -> Assessment:
+    """Every metric of samples x that the target, the reference and the density allow."""
+    found = compare(target, x, reference, n=n, workers=WORKERS)
+    calls = found.energy_calls + sampling_calls
+    if density is not None and found.metrics:
+        log_z = getattr(target, "log_z", None)
+        more = weight_metrics(density.log_weight, log_z)
+        calls += density.energy_calls
+        if reference is not None and density.log_prob is not None:
+            held_out = reference.test[: len(density.log_weight)]
+            energies = batched_energies(target, held_out)
+            more |= density_metrics(target, density.log_prob(held_out), energies, log_z)
+        found = found._replace(metrics=found.metrics | more)
+    found = found._replace(energy_calls=calls)
+    if not mcmc_calls:
+        return Assessment(found, density and density.name)
+    chains = samples_within(
+        jax.random.fold_in(jax.random.key(seed), 0x3C3C), target, len(x), mcmc_calls, MCMC
+    )
+    mcmc = compare(target, chains.x, reference, n=min(n, len(chains.x)), workers=WORKERS)
+    return Assessment(found, density and density.name, mcmc, chains.energy_calls)
+
+
+# fewer ensembles than for a reference: each must reach equilibrium within the same calls
+MCMC = Equilibrium(num_chains=16, max_rungs=8, beta_min=0.1)
+
+
+def ruler(reference: Reference | Path | None) -> Reference | None:
+    return references.load(reference) if isinstance(reference, Path) else reference
+
+
+def reference(
+    target: str | Target | Callable[[Array], Array],
+    *,
+    n: int = references.SIZE,
+    output: str | Path | None = None,
+    seed: int = 0,
+    dim: int | None = None,
+    particles: tuple[int, int] | None = None,
+    settings: Sequence[str] = (),
+    report: Callable[[str], None] = lambda text: None,
+    **equilibrium: Any,
+) -> tuple[Reference, Path | None]:
+    """Two near-exact sets of n samples of a target, kept in `output` or, of a name, the cache.
+
+    settings: of the target, such as ["target.num_particles=7"]. equilibrium: `scale`, `num_chains`
+    and the other sizes of `demx.evaluate.equilibrium.Equilibrium`.
+    """
+    about = _target_settings(settings)
+    try:
+        sizes = Equilibrium(**equilibrium)
+    except (TypeError, ValueError) as error:
+        raise UserError(str(error)) from error
+    name, built = named_target(target, about, dim=dim, particles=particles, scale=sizes.scale)
+    made = references.make(built, seed=seed, n=n, settings=sizes, report=report)
+    for size in (1000, 2000):
+        if n >= 2 * size:
+            report(f"floors at n = {size}")
+            made = made.with_floors(size, floors(built, made, size, WORKERS))
+    path = Path(output) if output else None
+    if path is None and isinstance(target, str):
+        path = references.cache_file(name, about)
+    if path is not None:
+        made.save(path)
+    return made, path
+
+
+def _target_settings(settings: Sequence[str]) -> dict[str, Any]:
+    sections = config.parse_set(tuple(settings))
+    about = sections.pop("target", {})
+    if sections:
+        raise UserError(f"--set: expected settings of the target here, got {', '.join(sections)}")
+    return about
+
+
+def evaluate(
+    target: str | Target | Callable[[Array], Array],
+    samples: Stored | ArrayLike,
+    *,
+    n: int = 1000,
+    seed: int = 1,
+    dim: int | None = None,
+    particles: tuple[int, int] | None = None,
+    settings: Sequence[str] = (),
+    likelihood: str = "none",
+    likelihood_n: int = 1000,
+    mcmc_calls: int = 0,
+    reference: Reference | Path | None = None,
+) -> Assessment:
+    """Metrics, floors and a verdict for samples from anywhere: arrays or `demx.samples.read`.
+
+    Weights that come with the samples are judged as they are; likelihood='flow' trains an OT-CFM
+    flow on the samples instead.
+    """
+    about = _target_settings(settings)
+    name, built = named_target(target, about, dim=dim, particles=particles)
+    stored = samples if isinstance(samples, Stored) else Stored(np.asarray(samples))
+    stored = fitting(stored, built.space.shape, "samples")
+    density = None
+    if likelihood == "flow":
+        density = flow_density(built, stored.x, likelihood_n, seed)
+    elif likelihood == "native":
+        raise UserError("likelihood: native needs a run; of samples alone only 'flow' can be had")
+    elif stored.log_weight is not None:
+        density = Density(stored.log_weight, None, 0, "the file")
+    found = ruler(reference)
+    if found is None and (isinstance(target, str) or hasattr(built, "sample")):
+        found = references.find(name, about, built)
+    try:
+        return assess(
+            built, stored.x, reference=found, n=n, density=density, mcmc_calls=mcmc_calls, seed=seed
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def flow_density(target: Target, x: np.ndarray, n: int, seed: int) -> Density:
+    """The paper's protocol: an OT-CFM flow trained on x; weights at n of its own samples."""
+    from demx.evaluate.flow_matching import fit_flow, likelihoods
+
+    key_fit, key_sample = jax.random.split(jax.random.fold_in(jax.random.key(seed), 0xF10))
+    good = np.isfinite(x.reshape(len(x), -1)).all(axis=1)
+    flow = fit_flow(key_fit, x[good], target.space)
+    drawn, log_prob = jax.lax.map(flow.sample, jax.random.split(key_sample, n), batch_size=64)
+    log_weight = -batched_energies(target, np.asarray(drawn)) - np.asarray(log_prob)
+    log_weight = np.where(np.isfinite(log_weight), log_weight, -np.inf)
+    return Density(log_weight, lambda y: np.asarray(likelihoods(flow, y)), n, "an OT-CFM flow")

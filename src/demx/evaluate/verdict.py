@@ -1,0 +1,92 @@
+"""An evaluation in plain words: what is at the floor, what is not, how far to trust it."""
+
+from demx.evaluate.evaluation import Evaluation, Metric
+
+# Vehtari et al. (2024): beyond it the mean of the weights converges too slowly to be believed
+RELIABLE_K = 0.7
+FEW = 0.1  # effective share of the weights below which reweighting rests on few samples
+
+
+def word(name: str, metric: Metric) -> str:
+    """One metric's verdict: 'at the floor', 'above', 'as reference', 'off', …"""
+    if name == "psis_k":
+        return "weights reliable" if metric.value < RELIABLE_K else "weights unreliable"
+    if name == "ess" or metric.floor is None:
+        return ""
+    if name == "modes_hit":
+        return "all" if metric.value == metric.floor else "modes missing"
+    if name in ("log_z_lower", "log_z_upper"):
+        return ""  # bounds: their distance to log Z is a matter of degree, not of noise
+    if metric.two_sided:
+        return "as reference" if metric.at_floor else "off"
+    if metric.saturated:
+        return "says little"
+    return "at the floor" if metric.at_floor else "above"
+
+
+GOOD = ("at the floor", "as reference", "all")
+POOR = ("above", "off", "modes missing")
+
+
+def sentences(found: Evaluation) -> list[str]:
+    """The verdict, most important first."""
+    if not found.metrics:
+        return ["Too many samples are not finite: nothing can be said of the others."]
+    words = {name: word(name, metric) for name, metric in found.metrics.items()}
+    good = [name for name, w in words.items() if w in GOOD]
+    poor = [name for name, w in words.items() if w in POOR]
+    said = []
+    if not good and not poor:
+        said.append(
+            "There is no reference for this target, so how close the samples are cannot be said; "
+            "`demx reference` makes one."
+        )
+    elif not poor:
+        said.append(f"No metric tells these samples from perfect ones ({', '.join(good)}).")
+    else:
+        worst = sorted(poor, key=lambda name: -abs(found.metrics[name].gap or 0.0))
+        told = ", ".join(_how_far(name, found.metrics[name]) for name in worst)
+        said.append(f"These are not yet perfect samples: {told}.")
+        if good:
+            said.append(f"At the floor: {', '.join(good)}.")
+    said += _modes(found) + _weights(found)
+    little = [name for name, w in words.items() if w == "says little"]
+    if little:
+        said.append(
+            f"At this n {', '.join(little)} cannot tell good samples from bad ones: perfect "
+            "samples score almost as badly as the worst."
+        )
+    if found.bad:
+        said.append(f"{found.bad} samples are not finite and were left out.")
+    return said
+
+
+def _how_far(name: str, metric: Metric) -> str:
+    if name == "modes_hit":
+        return f"{metric.floor - metric.value:.0f} of {metric.floor:.0f} modes missing"
+    side = "below" if metric.value < metric.floor else "above"
+    gap = abs(metric.gap)
+    far = f"{gap:.0f}" if gap < 100 else "more than 100"
+    return f"{name} {metric.value:.4g} is {far} standard errors {side} {metric.floor:.4g}"
+
+
+def _modes(found: Evaluation) -> list[str]:
+    if "modes_hit" in found.metrics or "mode_tv" in found.metrics:
+        return []
+    if "ess" in found.metrics and not any(m.floor for m in found.metrics.values()):
+        return ["Weights cannot see a mode that was never visited."]
+    return []
+
+
+def _weights(found: Evaluation) -> list[str]:
+    if "psis_k" not in found.metrics:
+        return []
+    k, share = found.metrics["psis_k"].value, found.metrics["ess"].value
+    if k >= RELIABLE_K:
+        return [
+            f"The importance weights cannot be trusted (k̂ = {k:.2f} ≥ {RELIABLE_K}): reweighted "
+            "means and log Z may be far off."
+        ]
+    if share < FEW:
+        return [f"The weights hold (k̂ = {k:.2f}) but rest on {100 * share:.1f} % of the samples."]
+    return [f"The importance weights can be trusted (k̂ = {k:.2f}, ESS {share:.2f})."]
