@@ -1,74 +1,187 @@
-"""Metrics: closed forms; floors; a sampler that is known to be bad is seen to be."""
+"""Floors, and samplers that are known to be bad: each is seen by the metric that should see it."""
 
-import jax
+import functools
+
 import numpy as np
 import pytest
 
-from demx.evaluate import metrics
-from demx.evaluate.evaluation import evaluate
+from demx.config import build_target
+from demx.evaluate import metrics, reference, verdict
+from demx.evaluate.evaluation import Cloud, batched_energies, compare, floors, weight_metrics
 from demx.targets.gaussian_mixture import gmm40
 
-
-def test_w2_of_a_shift_is_the_shift(seed):
-    x = np.random.default_rng(seed).normal(size=(200, 3))
-    assert metrics.w2(x, x) == 0
-    assert metrics.w2(x, x[::-1] + np.array([3.0, 4.0, 0.0])) == pytest.approx(5)
-    with pytest.raises(ValueError, match="expected sets of equal size, got 200 and 100"):
-        metrics.w2(x, x[:100])
+FAR = 4  # standard errors beyond which a bad sampler must be seen
 
 
-def test_energy_distances_of_normals(seed):
-    """W2(N(0,1), N(m, s²)) = √(m² + (s-1)²), W1 of a shift is the shift."""
-    rng = np.random.default_rng(seed)
-    a, b = rng.normal(size=200_000), rng.normal(2.0, 3.0, size=200_000)
-    assert metrics.energy_w2(a, b) == pytest.approx(8**0.5, rel=0.02)
-    assert metrics.energy_w1(a, a + 0.7) == pytest.approx(0.7)
-    assert metrics.energy_w1(a, a[:50_000] + 0.7) == pytest.approx(0.7, abs=0.03)
+@functools.cache
+def sets(name):
+    target = build_target(name, {})
+    return target, reference.find(name, {}, target)
 
 
-def test_mode_metrics_by_hand():
-    modes = np.array([[0.0, 0.0], [10.0, 0.0]])
-    x = np.array([[0.1, 0.0], [0.2, 0.0], [-0.1, 0.0], [4.0, 0.0]])
-    scale = np.ones(2)
-    assert metrics.mode_histogram(x, modes).tolist() == [1, 0]
-    assert metrics.modes_hit(x, modes, scale) == 1
-    assert metrics.mode_tv(x, modes, np.array([0.5, 0.5])) == 0.5
-    assert metrics.outside_share(x, modes, scale) == 0.25
+def judged(name, spoil, n=500):
+    """Metrics of validation samples, spoiled; aligned distances are tested on their own."""
+    target, ruler = sets(name)
+    ruler = reference.Reference(ruler.validation, ruler.test, {**ruler.provenance, "floors": {}})
+    ruler.provenance["invariant"] = False
+    rng = np.random.default_rng(0)
+    x = spoil(rng, np.array(ruler.validation[:5000]), target)
+    return compare(target, x, ruler, n=n)
 
 
-def test_perfect_samples_are_at_the_floor(key):
-    target = gmm40()
-    x = np.asarray(target.sample(key, 4000))
-    found = evaluate(target, x, jax.random.fold_in(key, 1), repeats=8)
-    for name in ("w2", "energy_w2", "energy_w1", "mode_tv", "outside_share"):
-        metric = found.metrics[name]
-        joint = np.hypot(metric.standard_error, metric.floor_standard_error)
-        assert abs(metric.value - metric.floor) < 4.5 * joint, name
-    assert found.metrics["modes_hit"].value == 40
-    assert found.bad == 0 and found.energy_calls == 3 * 4000
+def gap(found, name):
+    return found.metrics[name].gap
 
 
-def test_a_missing_mode_and_a_bad_sample_are_seen(key):
-    target = gmm40()
-    x = np.array(target.sample(key, 4000))
+def lonely_mode(target) -> tuple[int, np.ndarray]:
+    """The mode with the farthest neighbour: no other's samples reach it."""
     modes = np.asarray(target.modes)
-    apart = np.linalg.norm(modes[:, None] - modes[None], axis=2) + 1e9 * np.eye(40)
-    lonely = apart.min(axis=1).argmax()  # no neighbour's samples reach this one
-    nearest = np.linalg.norm(x[:, None] - modes[None], axis=2).argmin(1)
-    x[nearest == lonely] = modes[(lonely + 1) % 40]
-    x[0] = np.nan
-    found = evaluate(target, x, jax.random.fold_in(key, 1), repeats=8)
+    apart = np.linalg.norm(modes[:, None] - modes[None], axis=2) + 1e9 * np.eye(len(modes))
+    return int(apart.min(axis=1).argmax()), modes
+
+
+def nearest(x, modes):
+    return np.linalg.norm(x[:, None] - modes[None], axis=2).argmin(axis=1)
+
+
+@pytest.mark.parametrize("name", ["gmm40", "dw4", "lj13"])
+def test_perfect_samples_are_at_the_floor(name):
+    found = judged(name, lambda rng, x, target: x)
+    assert found.bad == 0 and found.n == 500 and found.repeats == 10
+    for metric, value in found.metrics.items():
+        side = abs(value.gap) if value.two_sided else value.gap
+        assert side < 4.5, metric
+    if name == "gmm40":
+        assert found.metrics["modes_hit"].value == 40
+
+
+def test_a_missing_mode_is_seen():
+    def spoil(rng, x, target):
+        lonely, modes = lonely_mode(target)
+        return x[nearest(x, modes) != lonely]
+
+    found = judged("gmm40", spoil)
     assert found.metrics["modes_hit"].value == 39
-    tv = found.metrics["mode_tv"]
-    assert tv.value > tv.floor + 4 * np.hypot(tv.standard_error, tv.floor_standard_error)
-    assert found.bad == 1
+    assert verdict.word("modes_hit", found.metrics["modes_hit"]) == "modes missing"
+    assert any("1 of 40 modes missing" in s for s in verdict.sentences(found))
+    assert gap(found, "mode_tv") > FAR
+
+
+def test_wrong_mode_weights_are_seen():
+    def spoil(rng, x, target):
+        """Weights off by 30 %: half of the modes have 1.3, the other half 0.7 of their mass."""
+        half = nearest(x, np.asarray(target.modes)) % 2 == 0
+        return x[
+            rng.choice(len(x), len(x), p=np.where(half, 1.3, 0.7) / np.where(half, 1.3, 0.7).sum())
+        ]
+
+    assert gap(judged("gmm40", spoil), "mode_tv") > FAR
+
+
+@pytest.mark.parametrize("name", ["gmm40", "dw4", "lj13"])
+def test_shifted_energies_are_seen(name):
+    """Samples whose energies are 0.5 too high: each is moved uphill until it has them."""
+
+    target, ruler = sets(name)
+    energies = batched_energies(target, ruler.validation[:5000])
+    truth = batched_energies(target, ruler.test[:5000])
+    blocks = [
+        (energies[i : i + 500] + 0.5, energies[i : i + 500], truth[i : i + 500])
+        for i in range(0, 5000, 500)
+    ]
+    shifted = np.array([metrics.energy_w1(s, r) for s, _, r in blocks])
+    floor = np.array([metrics.energy_w1(v, r) for _, v, r in blocks])
+    joint = np.hypot(shifted.std(ddof=1), floor.std(ddof=1)) / len(blocks) ** 0.5
+    assert shifted.mean() - floor.mean() > FAR * joint
+
+
+@pytest.mark.parametrize("name", ["dw4", "lj13"])
+def test_a_shrunk_cluster_is_seen(name):
+    found = judged(name, lambda rng, x, target: 0.97 * x)
+    seen = {m for m in ("distance_w2", "distance_tv", "energy_w2") if gap(found, m) > FAR}
+    assert {"distance_w2", "energy_w2"} & seen, found.metrics
+
+
+@pytest.mark.parametrize("name", ["dw4", "lj13"])
+def test_a_little_gas_is_seen(name):
+    def spoil(rng, x, target):
+        gas = 3 * rng.normal(size=x.shape)
+        gas -= gas.mean(axis=1, keepdims=True)
+        return np.where(rng.random((len(x), 1, 1)) < 0.05, gas, x).astype(np.float32)
+
+    found = judged(name, spoil)
+    for metric in ("energy_w2", "energy_w1", "distance_w2"):
+        assert gap(found, metric) > FAR, metric
+    assert any("not yet perfect" in s for s in verdict.sentences(found))
+
+
+def test_raw_w2_is_called_saturated_where_it_is():
+    """On LJ-13 all particles at the origin score as well as perfect samples."""
+    collapsed = judged("lj13", lambda rng, x, target: x * 1e-2)
+    metric = collapsed.metrics["w2"]
+    assert metric.value < metric.floor and metric.saturated
+    assert verdict.word("w2", metric) == "says little"
+    assert not judged("gmm40", lambda rng, x, target: x).metrics["w2"].saturated
+
+
+def test_standard_error_of_one_block_agrees_with_many_blocks():
+    """The fifths' rule on single blocks, against the spread of 20 blocks of the same size."""
+    target, ruler = sets("dw4")
+    plain = reference.Reference(ruler.validation, ruler.test, {"sets": {}, "invariant": False})
+    blocks = [
+        compare(target, ruler.validation[i : i + 500], plain, n=500) for i in range(0, 10000, 500)
+    ]
+    for name in ("w2", "energy_w1", "distance_tv"):
+        values = np.array([b.metrics[name].value for b in blocks])
+        claimed = np.mean([b.metrics[name].standard_error for b in blocks])
+        assert 0.4 < claimed / values.std(ddof=1) < 2.5, name
+
+
+def test_bad_samples_are_counted_and_left_out():
+    target, ruler = sets("gmm40")
+    x = np.array(ruler.validation[:1000])
+    x[0] = np.nan
+    found = compare(target, x, ruler, n=500)
+    assert found.bad == 1 and "1 samples are not finite" in verdict.sentences(found)[-1]
+    nothing = compare(target, np.full((40, 2), np.nan), ruler)
+    assert nothing.metrics == {} and nothing.bad == 40
+    assert "nothing can be said" in verdict.sentences(nothing)[0]
 
 
 def test_too_few_samples():
-    with pytest.raises(ValueError, match="at least 2 repeats of at least 2 samples"):
-        evaluate(gmm40(), np.zeros((5, 2)), jax.random.key(0), repeats=4)
+    with pytest.raises(ValueError, match="expected at least 10 samples, got 5"):
+        compare(gmm40(), np.zeros((5, 2)))
+    with pytest.raises(ValueError, match="expected blocks of at least 10 samples, got 3"):
+        compare(gmm40(), np.zeros((50, 2)), n=3)
 
 
-def test_only_bad_samples_give_no_metrics():
-    found = evaluate(gmm40(), np.full((40, 2), np.nan), jax.random.key(0), repeats=4)
-    assert found.metrics == {} and found.bad == 40
+def test_without_a_reference_the_verdict_says_so():
+    found = compare(gmm40(), np.zeros((50, 2)))
+    assert set(found.metrics) == {"energy_mean", "energy_median"}
+    assert "no reference" in verdict.sentences(found)[0]
+
+
+def test_weights_are_judged(seed):
+    rng = np.random.default_rng(seed)
+    light = weight_metrics(0.1 * rng.normal(size=2000), log_z=0.0)
+    assert verdict.word("psis_k", light["psis_k"]) == "weights reliable"
+    heavy = weight_metrics(rng.exponential(1.2, size=2000))
+    found = compare(gmm40(), np.zeros((50, 2)))
+    found = found._replace(metrics=found.metrics | heavy)
+    assert any("cannot be trusted" in s for s in verdict.sentences(found))
+
+
+@pytest.mark.parametrize("name", ["gmm40", "dw4", "lj13", "lj55"])
+def test_shipped_floors_can_be_reproduced(name):
+    """The floors that ship are what the sets give (the cheap ones, at n = 1000)."""
+    target, ruler = sets(name)
+    plain = reference.Reference(ruler.validation, ruler.test, {"sets": {}, "invariant": False})
+    again = floors(target, plain, 1000)
+    known = ruler.provenance["floors"]["1000"]
+    for metric, (value, error) in again.items():
+        assert known[metric] == pytest.approx([value, error], rel=1e-3, abs=1e-4), metric
+
+
+def test_clouds_are_cut_alike():
+    cloud = Cloud(np.arange(6.0).reshape(3, 2), np.arange(3.0))
+    assert cloud[1:].energy.tolist() == [1, 2] and cloud[1:].x[0].tolist() == [2, 3]

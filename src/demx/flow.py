@@ -145,7 +145,7 @@ def samples(
     return _in_chunks(Flow.sample, flow, n, (_keys(key, n),))
 
 
-def _keys(key: PRNGKeyArray, n: int) -> PRNGKeyArray:
+def _keys(key: PRNGKeyArray, n: int) -> Array:
     return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(n))
 
 
@@ -160,7 +160,7 @@ def _mapped(method: Callable, flow: Flow, arguments: tuple):
 
 
 def _in_chunks(method: Callable, flow: Flow, n: int, arguments: tuple):
-    """`method` for each of n arguments, by compiled calls of one size (the last one is filled up)."""
+    """`method` for each of n arguments, by compiled calls of one size (the last is filled up)."""
     if n < 1:
         raise ValueError(f"expected at least 1 point, got {n}")
     size = min(n, 16 * _batch(flow.space))

@@ -1,0 +1,224 @@
+"""Chains that reach equilibrium, reference files that can be trusted, and those that cannot."""
+
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cases import TARGETS, asymmetric
+from demx import assessment, cli
+from demx.config import build_target
+from demx.energy import evaluate, pointwise
+from demx.errors import UserError
+from demx.evaluate import equilibrium, reference
+from demx.evaluate.equilibrium import Equilibrium, autocorrelation_time, equilibrium_samples
+from demx.evaluate.evaluation import batched_energies
+from demx.methods.tempering import Ladder, Tempering, geometric_ladder, resize, respace
+from demx.space import Euclidean, MeanFree, normal
+from demx.targets.function import FunctionTarget
+from demx.targets.lennard_jones import lennard_jones
+
+# mean energies of public reference sets with their standard errors
+PUBLIC = {"dw4": (-22.45, 0.03), "lj13": (-43.06, 0.06), "lj55": (-325.0, 0.45)}
+
+
+@pytest.mark.parametrize("name", [*TARGETS])
+def test_pointwise_is_the_fused_path(name, key):
+    """vmap(value_and_grad(pointwise)) is `evaluate`, value by value."""
+    target = TARGETS[name]
+    xs = normal(key, target.space, (5,))
+    value, gradient = jax.vmap(jax.value_and_grad(pointwise(target)))(xs)
+    found = evaluate(target, xs)
+    np.testing.assert_array_equal(value, found.log_density)
+    np.testing.assert_array_equal(gradient, found.score)
+
+
+def test_a_bad_point_has_no_density():
+    target = FunctionTarget(lambda x: jnp.log(x[0]), Euclidean(1))
+    value, slope = jax.vmap(jax.value_and_grad(pointwise(target)))(jnp.array([[1.0], [-1.0]]))
+    assert value.tolist() == [0, -jnp.inf] and slope.tolist() == [[-1], [0]]
+
+
+@pytest.mark.parametrize("dim, count", [(3, 5), (2, 2)])
+def test_coordinates_keep_lengths(dim, count, key):
+    space = MeanFree(count, dim)
+    x = normal(key, space)
+    u = space.coordinates(x)
+    assert u.shape == (space.dof,)
+    np.testing.assert_allclose(space.configuration(u), x, atol=1e-5)
+    np.testing.assert_allclose(jnp.sum(u**2), jnp.sum(x**2), rtol=1e-5)
+
+
+def test_autocorrelation_time_of_an_autoregression(seed):
+    """x' = ρ x + √(1-ρ²) z has τ = (1+ρ)/(1-ρ)."""
+    rng, rho = np.random.default_rng(seed), 0.8
+    x = rng.normal(size=(200, 1000))
+    for t in range(1, 1000):
+        x[:, t] = rho * x[:, t - 1] + (1 - rho**2) ** 0.5 * x[:, t]
+    assert autocorrelation_time(x) == pytest.approx(9, rel=0.05)
+    assert autocorrelation_time(rng.normal(size=(50, 400))) == pytest.approx(1, abs=0.1)
+    stuck = np.repeat(rng.normal(size=(20, 1)), 100, axis=1)
+    assert autocorrelation_time(stuck) > 50
+
+
+def test_respacing_makes_rejections_equal():
+    """Where the cumulative rejection is known, equal steps in it are what comes out."""
+    ladder = geometric_ladder(5, 0.1, 0.1)
+    new = respace(ladder, np.array([0.8, 0.4, 0.2, 0.05]), 16)
+    assert len(new.beta) == 4  # 2Λ + 1, rounded up
+    cumulative = np.interp(
+        np.log(np.asarray(new.beta))[::-1],
+        np.log(np.asarray(ladder.beta))[::-1],
+        np.array([0.0, 0.8, 1.2, 1.4, 1.45])[::-1],
+    )
+    np.testing.assert_allclose(np.diff(cumulative), 1.45 / 3, atol=1e-4)
+    short = respace(ladder, np.array([1.0, 1.0, 1.0, 1.0]), 3)  # too few rungs: hot end cut off
+    assert len(short.beta) == 3 and float(short.beta[-1]) > 0.1
+    assert float(short.beta[0]) == 1
+
+
+def test_resize_takes_the_nearest_replica(key):
+    sampler = Tempering(asymmetric(), 2)
+    chains = sampler.init(jnp.ones((3, 2)), 2)
+    moved = chains._replace(log_density=jnp.array([[1.0, 2.0]] * 3))
+    old = Ladder(jnp.array([1.0, 0.1]), jnp.ones(2))
+    new = Ladder(jnp.array([1.0, 0.8, 0.2]), jnp.ones(3))
+    assert resize(moved, old, new).log_density[0].tolist() == [1, 1, 2]
+
+
+def test_tempering_finds_unequal_weights(seed):
+    """Three modes of weights 0.6, 0.3, 0.1 that HMC alone could not leave, within 4 s.e."""
+    target = asymmetric()
+    drawn = equilibrium_samples(
+        jax.random.key(seed), target, 4000, Equilibrium(num_chains=32, scale=3.0, max_segment=1024)
+    )
+    modes = np.asarray(target.modes)
+    nearest = np.linalg.norm(drawn.x[:, None] - modes[None], axis=2).argmin(1)
+    shares = np.bincount(nearest, minlength=3) / len(drawn.x)
+    exact = np.asarray(target.sample(jax.random.key(seed + 1), 100_000))
+    true = np.bincount(np.linalg.norm(exact[:, None] - modes[None], axis=2).argmin(1)) / 1e5
+    error = np.sqrt(true * (1 - true) / drawn.diagnostics["ess_min"])
+    assert (np.abs(shares - true) < 4 * error).all(), shares
+    assert all(equilibrium.passes(drawn.diagnostics).values())
+    assert drawn.energy_calls > 0
+
+
+def test_moves_stay_in_the_subspace(key):
+    target = lennard_jones(num_particles=4)
+    drawn = equilibrium.samples_within(
+        key, target, 64, 200_000, Equilibrium(num_chains=4, max_rungs=3)
+    )
+    assert drawn.x.shape == (64, 4, 3)
+    np.testing.assert_allclose(drawn.x.mean(axis=1), 0, atol=1e-5)
+    # the last burn-in and the last interval are rounded to whole transitions
+    assert 0.5 * 200_000 < drawn.energy_calls < 1.5 * 200_000
+    np.testing.assert_allclose(
+        drawn.log_density, -batched_energies(target, drawn.x), rtol=1e-3, atol=1e-3
+    )
+
+
+def test_symmetry_is_found_out_and_used(seed):
+    cluster = lennard_jones(num_particles=5)
+    assert reference.is_invariant(cluster)
+    pulled = FunctionTarget(lambda x: jnp.sum(x**2) + x[0, 0], MeanFree(4, 3))
+    assert not reference.is_invariant(pulled)
+    assert not reference.is_invariant(asymmetric())
+    rng = np.random.default_rng(seed)
+    x = 2 * rng.normal(size=(50, 5, 3)).astype(np.float32)
+    x -= x.mean(axis=1, keepdims=True)
+    y = reference.symmetrise(rng, x).astype(np.float32)
+    assert not np.allclose(x, y)
+    before, after = batched_energies(cluster, x), batched_energies(cluster, y)
+    np.testing.assert_allclose(before, after, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["gmm40", "dw4", "lj13", "lj55"])
+def test_shipped_sets(name):
+    """All diagnostics met, as recorded and again from the file; public mean energies agree."""
+    target = build_target(name, {})
+    ruler = reference.find(name, {}, target)
+    assert ruler.passed
+    assert ruler.validation.shape == ruler.test.shape == (10_000, *target.space.shape)
+    assert ruler.test.dtype == np.float32
+    assert len(np.unique(np.concatenate([ruler.validation, ruler.test]), axis=0)) == 20_000
+    for x in (ruler.validation, ruler.test):
+        energies = batched_energies(target, x)
+        error = energies.std() / 100
+        if name in PUBLIC:
+            mean, public_error = PUBLIC[name]
+            assert abs(energies.mean() - mean) < 3 * np.hypot(error, public_error)
+        pull = -(x * np.asarray(jax.jit(lambda xs: evaluate(target, xs).score)(x)))
+        pull = pull.reshape(len(x), -1).sum(axis=1) / target.space.dof
+        centred = name != "gmm40"  # a mixture's virial is 1 too, but with a wide spread
+        assert abs(pull.mean() - 1) < (2.5 if centred else 4) * pull.std() / 100
+    if name in PUBLIC:
+        for found in ruler.provenance["sets"].values():
+            assert found["rhat_max"] < 1.01 and found["ess_min"] > 5000
+
+
+def test_files_that_cannot_be_trusted(tmp_path):
+    x = np.zeros((10, 2), np.float32)
+    good = reference.Reference(x, x + 1, {"sets": {}, "invariant": False})
+    good.save(tmp_path / "a.npz")
+    again = reference.load(tmp_path / "a.npz")
+    assert (again.test == 1).all() and again.provenance["invariant"] is False
+    about = json.dumps({**good.provenance, "sha256": good.checksum()})
+    np.savez(tmp_path / "b.npz", validation=x, test=x, provenance=np.array(about))
+    with pytest.raises(UserError, match="checksum differs"):
+        reference.load(tmp_path / "b.npz")
+    np.savez(tmp_path / "c.npz", validation=np.array([{}], object), test=x, provenance=about)
+    with pytest.raises(UserError, match="not a reference file"):
+        reference.load(tmp_path / "c.npz")
+    (tmp_path / "d.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:100])
+    with pytest.raises(UserError, match="not a reference file"):
+        reference.load(tmp_path / "d.npz")
+
+
+def test_the_command_makes_a_reference_and_evaluate_finds_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("DEMX_CACHE", str(tmp_path / "cache"))
+    small = ["--set", "target.num_particles=3", "--set", "target.dim=2"]
+
+    def demx(*arguments):
+        monkeypatch.setattr(sys, "argv", ["demx", *map(str, arguments)])
+        cli.main()
+        return capsys.readouterr().out
+
+    said = demx("reference", "lennard_jones", "-n", 400, "--chains", 8, "--max-rungs", 3, *small)
+    assert "rhat_max" in said and "2 sets of 400 samples" in said
+    (file,) = (tmp_path / "cache" / "references").iterdir()
+    x = reference.load(file).validation
+    np.savez(tmp_path / "mine.npz", x=x, log_weight=np.zeros(len(x)))
+    arguments = ["--target", "lennard_jones", *small, "-n", 100, "--mcmc", "--mcmc-calls", "2e5"]
+    found = json.loads(demx("evaluate", tmp_path / "mine.npz", *arguments, "--json"))
+    assert found["repeats"] == 4 and found["n"] == 100
+    assert {"w2", "w2_aligned", "energy_w2", "distance_tv", "ess"} <= set(found["metrics"])
+    assert found["metrics"]["ess"]["value"] == 1
+    assert found["mcmc"]["energy_calls"] < 3e5 and "w2" in found["mcmc"]["metrics"]
+    assert "mcmc" in demx("evaluate", tmp_path / "mine.npz", *arguments)
+
+
+def test_samples_in_other_formats(tmp_path):
+    """npy, flat coordinates and extxyz hold the same samples."""
+    from ase import Atoms
+    from ase.io import write
+
+    from demx import samples
+
+    x = reference.find("lj13", {}, build_target("lj13", {})).test[:20]
+    np.save(tmp_path / "x.npy", x.reshape(20, 39))
+    write(tmp_path / "x.extxyz", [Atoms("Ar13", positions=p) for p in x], format="extxyz")
+    for name in ("x.npy", "x.extxyz"):
+        stored = samples.fitting(samples.read(tmp_path / name), (13, 3), name)
+        np.testing.assert_allclose(stored.x, x, atol=1e-6)
+        found = assessment.evaluate("lj13", stored, n=20)
+        assert found.metrics["w2_aligned"].n == 20
+    with pytest.raises(UserError, match=r"expected samples of shape \(n, 4, 2\), found \(20, 39\)"):
+        assessment.evaluate("dw4", np.load(tmp_path / "x.npy"))
+    with pytest.raises(UserError, match="native needs a run"):
+        assessment.evaluate("lj13", x, likelihood="native")
+    (tmp_path / "x.xyz").write_text("not a number\n")
+    with pytest.raises(UserError, match="not a readable extxyz"):
+        samples.read(tmp_path / "x.xyz")
