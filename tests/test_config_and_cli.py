@@ -106,7 +106,10 @@ def refused(monkeypatch, capsys, *arguments):
         (["fit", "gmm40", "--set", "training.batch_size=-3"], "expected at least 1, got -3"),
         (["fit", "gmm40", "--set", "target.scales=2"], "unknown setting 'target.scales'"),
         (["fit", "many_well", "--set", "target.dim=3"], "expected an even number"),
-        (["fit", "gmm40", "--warm-start", "nowhere.npz"], "nowhere.npz: expected an npz or npy"),
+        (
+            ["fit", "gmm40", "--warm-start", "nowhere.npz"],
+            "nowhere.npz: expected a file of samples",
+        ),
         (["fit", "gmm40", "--scale", "-1"], "scale: expected a positive number"),
         (["sample", "nowhere"], "nowhere: not a run directory"),
         (["evaluate", "nowhere"], "nowhere: not a run directory"),
@@ -128,7 +131,7 @@ def test_wrong_flags_and_no_traceback(tmp_path):
 def test_help_is_complete_and_starts_without_jax():
     done = run("--help")
     assert done.returncode == 0
-    for command in ("fit", "sample", "evaluate", "report", "list"):
+    for command in ("fit", "sample", "evaluate", "report", "reference", "list"):
         assert command in done.stdout
     code = "import sys, demx.cli; assert 'jax' not in sys.modules, 'jax'"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -164,7 +167,9 @@ def test_the_whole_path(target, tmp_path, monkeypatch, capsys):
     assert found["energy_calls"] == 2 * 2 * 8 * 8
     for metric in found["metrics"].values():
         assert {"value", "standard_error", "floor"} <= set(metric)
-    assert ("w2" in found["metrics"]) == (target == "gmm40")
+    assert {"w2", "energy_w2", "ess", "psis_k", "nll", "log_z_is"} <= set(found["metrics"])
+    assert ("w2_aligned" in found["metrics"]) == (target == "dw4")
+    assert found["verdict"]
     assert "energy_median" in demx("evaluate", directory, "-n", 40, "--repeats", 3)
     demx("report", directory, "-n", 40)
     page = (directory / "report.html").read_text()

@@ -74,7 +74,7 @@ def test_respacing_makes_rejections_equal():
         np.log(np.asarray(ladder.beta))[::-1],
         np.array([0.0, 0.8, 1.2, 1.4, 1.45])[::-1],
     )
-    np.testing.assert_allclose(np.diff(cumulative), 1.45 / 3, atol=1e-4)
+    np.testing.assert_allclose(np.diff(cumulative), -1.45 / 3, atol=1e-4)
     short = respace(ladder, np.array([1.0, 1.0, 1.0, 1.0]), 3)  # too few rungs: hot end cut off
     assert len(short.beta) == 3 and float(short.beta[-1]) > 0.1
     assert float(short.beta[0]) == 1
@@ -109,12 +109,12 @@ def test_tempering_finds_unequal_weights(seed):
 def test_moves_stay_in_the_subspace(key):
     target = lennard_jones(num_particles=4)
     drawn = equilibrium.samples_within(
-        key, target, 64, 200_000, Equilibrium(num_chains=4, max_rungs=3)
+        key, target, 64, 60_000, Equilibrium(num_chains=4, max_rungs=3)
     )
     assert drawn.x.shape == (64, 4, 3)
     np.testing.assert_allclose(drawn.x.mean(axis=1), 0, atol=1e-5)
     # the last burn-in and the last interval are rounded to whole transitions
-    assert 0.5 * 200_000 < drawn.energy_calls < 1.5 * 200_000
+    assert 0.5 * 60_000 < drawn.energy_calls < 1.5 * 60_000
     np.testing.assert_allclose(
         drawn.log_density, -batched_energies(target, drawn.x), rtol=1e-3, atol=1e-3
     )
@@ -179,24 +179,24 @@ def test_files_that_cannot_be_trusted(tmp_path):
 
 def test_the_command_makes_a_reference_and_evaluate_finds_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("DEMX_CACHE", str(tmp_path / "cache"))
-    small = ["--set", "target.num_particles=3", "--set", "target.dim=2"]
+    small = ["--set", "target.num_modes=3", "--set", "target.dim=3"]
 
     def demx(*arguments):
         monkeypatch.setattr(sys, "argv", ["demx", *map(str, arguments)])
         cli.main()
         return capsys.readouterr().out
 
-    said = demx("reference", "lennard_jones", "-n", 400, "--chains", 8, "--max-rungs", 3, *small)
-    assert "rhat_max" in said and "2 sets of 400 samples" in said
+    said = demx("reference", "gaussian_mixture", "-n", 400, *small)
+    assert "exact" in said and "2 sets of 400 samples" in said
     (file,) = (tmp_path / "cache" / "references").iterdir()
     x = reference.load(file).validation
     np.savez(tmp_path / "mine.npz", x=x, log_weight=np.zeros(len(x)))
-    arguments = ["--target", "lennard_jones", *small, "-n", 100, "--mcmc", "--mcmc-calls", "2e5"]
+    arguments = ["--target", "gaussian_mixture", *small, "-n", 100, "--mcmc", "--mcmc-calls", "2e4"]
     found = json.loads(demx("evaluate", tmp_path / "mine.npz", *arguments, "--json"))
     assert found["repeats"] == 4 and found["n"] == 100
-    assert {"w2", "w2_aligned", "energy_w2", "distance_tv", "ess"} <= set(found["metrics"])
+    assert {"w2", "energy_w2", "modes_hit", "ess"} <= set(found["metrics"])
     assert found["metrics"]["ess"]["value"] == 1
-    assert found["mcmc"]["energy_calls"] < 3e5 and "w2" in found["mcmc"]["metrics"]
+    assert found["mcmc"]["energy_calls"] < 1e5 and "w2" in found["mcmc"]["metrics"]
     assert "mcmc" in demx("evaluate", tmp_path / "mine.npz", *arguments)
 
 

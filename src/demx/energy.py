@@ -7,6 +7,7 @@ without its gradient, is one energy call.
 from collections.abc import Callable
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -78,19 +79,30 @@ def pointwise(target: Target) -> Callable[[Array], Array]:
     that no Metropolis step can end there.
     """
 
+    # the target's arrays are arguments: a closure over traced ones could not be batched
+    arrays, rest = eqx.partition(target, eqx.is_array)
+
     @jax.custom_batching.custom_vmap
-    def both(x):
-        found = evaluate(target, x[None])
+    def both(arrays, x):
+        found = evaluate(eqx.combine(arrays, rest), x[None])
         return found.log_density[0], found.score[0]
 
     @both.def_vmap
-    def _(size, batched, xs):
-        found = evaluate_blocks(target, xs)
+    def _(size, batched, arrays, xs):
+        found = evaluate_blocks(eqx.combine(arrays, rest), xs)
         return (found.log_density, found.score), (True, True)
 
     @jax.custom_vjp
-    def log_density(x):
-        return both(x)[0]
+    def log_density(arrays, x):
+        return both(arrays, x)[0]
 
-    log_density.defvjp(both, lambda score, cotangent: (cotangent * score,))
-    return log_density
+    def forward(arrays, x):
+        value, score = both(arrays, x)
+        return value, (arrays, score)
+
+    def backward(kept, cotangent):
+        arrays, score = kept
+        return jax.tree.map(jnp.zeros_like, arrays), cotangent * score
+
+    log_density.defvjp(forward, backward)
+    return lambda x: log_density(arrays, x)

@@ -23,17 +23,19 @@ def read(path: Path) -> Stored:
     if path.suffix in (".xyz", ".extxyz"):
         return _read_extxyz(path)
     try:
-        data = np.load(path, allow_pickle=False)
+        with path.open("rb") as file:
+            data = np.load(file, allow_pickle=False)
+            if isinstance(data, np.ndarray):
+                return Stored(data)
+            found = {name: data[name] for name in ("x", "log_weight") if name in data}
+            names = ", ".join(data)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(
             f"{path}: expected an npz, npy or extxyz file of samples ({error})"
         ) from error
-    if isinstance(data, np.ndarray):
-        return Stored(data)
-    with data:
-        if "x" not in data:
-            raise UserError(f"{path}: expected an array named 'x', found {', '.join(data)}")
-        return Stored(data["x"], data.get("log_weight"))
+    if "x" not in found:
+        raise UserError(f"{path}: expected an array named 'x', found {names}")
+    return Stored(**found)
 
 
 def _read_extxyz(path: Path) -> Stored:

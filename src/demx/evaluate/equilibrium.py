@@ -238,7 +238,10 @@ def equilibrium_samples(
     sampler.tune()
     report(f"ladder: β = {', '.join(f'{b:.2g}' for b in np.asarray(sampler.ladder.beta))}")
     tau, burned, _ = sampler.burn_in(report)
-    keep, thin = math.ceil(n / settings.num_chains), max(1, math.ceil(2 * tau))
+    # enough states that R-hat's own noise, about 1/(keep √C), lies well below the 0.01 asked for
+    count = settings.num_chains
+    keep = max(math.ceil(n / count), math.ceil(600 / count**0.5))
+    thin = max(1, math.ceil(2 * tau))
     for attempt in range(1, 5):
         u, value, seen = sampler.advance(keep, thin)
         found = diagnose(target, u, seen)

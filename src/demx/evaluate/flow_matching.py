@@ -110,14 +110,17 @@ def fit_flow(
         # 1 would leave nothing to the network
         jnp.asarray(np.clip(covariance / scale**2, 0.0, 0.99), x_0.dtype),
     )
-    state, learn = _learner(velocity, space, learning_rate, blocks * size, ema)
+    plan = (learning_rate, blocks * size, ema)
+    parameters = eqx.filter(velocity.network, eqx.is_inexact_array)
+    state = (parameters, parameters, _optimiser(*plan[:2]).init(parameters), jnp.zeros((), int))
     for block in range(blocks):
-        state, loss = learn(state, jax.random.fold_in(key_times, block), x_0, x_1)
+        key_block = jax.random.fold_in(key_times, block)
+        state, loss = _learn(state, velocity, space, plan, key_block, x_0, x_1)
         if block + 1 < blocks:
             x_0, x_1 = minibatches(block + 1)  # on the host, while the device learns
         if progress is not None:
             progress((block + 1) * size, float(loss))
-    fitted = eqx.tree_at(lambda v: v.network, velocity, eqx.combine(state[1], velocity.network))
+    fitted = _with_parameters(velocity, state[1])
     return Flow(fitted, space, 1.0, 0.0, velocity.scale**2, tolerance, probes_for(space))
 
 
@@ -134,14 +137,24 @@ def _usable(samples: ArrayLike, space: Space) -> np.ndarray:
     return data
 
 
-def _learner(velocity: Velocity, space: Space, learning_rate: float, steps: int, ema: float):
-    """(parameters, their average, optimiser's state, step), and a compiled block of steps."""
-    rate = optax.warmup_cosine_decay_schedule(0.0, learning_rate, min(100, steps // 10 + 1), steps)
-    optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
-    trainable, static = eqx.partition(velocity.network, eqx.is_inexact_array)
+def _optimiser(learning_rate: float, steps: int) -> optax.GradientTransformation:
+    warmup = min(100, steps // 10 + 1)
+    rate = optax.warmup_cosine_decay_schedule(0.0, learning_rate, warmup, steps)
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
 
-    def loss(trainable, t, x_0, x_1):
-        model = eqx.tree_at(lambda v: v.network, velocity, eqx.combine(trainable, static))
+
+def _with_parameters(velocity: Velocity, parameters) -> Velocity:
+    return eqx.tree_at(lambda v: v.network, velocity, eqx.combine(parameters, velocity.network))
+
+
+@eqx.filter_jit
+def _learn(state, velocity: Velocity, space: Space, plan, key: PRNGKeyArray, x_0, x_1):
+    """One block: (parameters, their average, optimiser's state, step) after it; its mean loss."""
+    learning_rate, steps, ema = plan
+    optimiser = _optimiser(learning_rate, steps)
+
+    def loss(parameters, t, x_0, x_1):
+        model = _with_parameters(velocity, parameters)
 
         def squared(t, x_0, x_1):
             error = model(t, (1 - t) * x_0 + t * x_1) - (x_1 - x_0)
@@ -149,26 +162,22 @@ def _learner(velocity: Velocity, space: Space, learning_rate: float, steps: int,
 
         return jnp.mean(jax.vmap(squared)(t, x_0, x_1)) / space.dof
 
-    def step(state, batch):
-        trainable, mean, opt_state, count = state
-        key, x_0, x_1 = batch
+    def step(state, minibatch):
+        parameters, mean, opt_state, count = state
+        key, x_0, x_1 = minibatch
         # one time in each of B equal intervals: uniform, with less noise between batches
         size = x_0.shape[0]
         t = (jnp.arange(size, dtype=x_0.dtype) + jax.random.uniform(key, (size,))) / size
-        value, gradient = jax.value_and_grad(loss)(trainable, t, x_0, x_1)
+        value, gradient = jax.value_and_grad(loss)(parameters, t, x_0, x_1)
         # optax mixes integers and floats; under strict promotion that has to be allowed
         with jax.numpy_dtype_promotion("standard"):
-            updates, opt_state = optimiser.update(gradient, opt_state, trainable)
-        trainable = optax.apply_updates(trainable, updates)
-        return (trainable, average(mean, trainable, ema, count), opt_state, count + 1), value
+            updates, opt_state = optimiser.update(gradient, opt_state, parameters)
+        parameters = optax.apply_updates(parameters, updates)
+        return (parameters, average(mean, parameters, ema, count), opt_state, count + 1), value
 
-    @jax.jit
-    def learn(state, key, x_0, x_1):
-        keys = jax.random.split(key, x_0.shape[0])
-        state, losses = jax.lax.scan(step, state, (keys, x_0, x_1))
-        return state, jnp.mean(losses)
-
-    return (trainable, trainable, optimiser.init(trainable), jnp.zeros((), int)), learn
+    keys = jax.random.split(key, x_0.shape[0])
+    state, losses = jax.lax.scan(step, state, (keys, x_0, x_1))
+    return state, jnp.mean(losses)
 
 
 def likelihoods(

@@ -74,7 +74,7 @@ class Reference:
 def load(path: Path) -> Reference:
     """A reference file, its checksum verified; nothing in it is executed."""
     try:
-        with np.load(path, allow_pickle=False) as data:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
             found = Reference(data["validation"], data["test"], json.loads(str(data["provenance"])))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: not a reference file ({error}); make it again") from error

@@ -1,0 +1,248 @@
+"""Continuous flows: densities that integrate to one, traces, the subspace, flow matching."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cases import shaken
+from demx import api, config
+from demx.evaluate.flow_matching import fit_flow, likelihoods, pair
+from demx.flow import PROBES, Flow, log_probs, probes_for, samples
+from demx.networks import lean, mlp
+from demx.space import Euclidean, MeanFree, log_normal, normal
+from demx.targets.gaussian_mixture import GaussianMixture
+
+SPACES_39 = [Euclidean(39), MeanFree(14, 3)]
+
+
+def two_modes() -> GaussianMixture:
+    return GaussianMixture(
+        np.array([[1.5, -0.5], [-1.5, 1.0]]), np.array([[0.5, 0.7], [0.8, 0.5]]), [0.7, 0.3]
+    )
+
+
+def tangled(space, key, **options) -> Flow:
+    """A velocity that mixes all coordinates, changes with t and has a Jacobian without symmetry."""
+    size = int(np.prod(space.shape))
+    weight = jax.random.normal(key, (size, size)) / size**0.5
+
+    def velocity(t, x):
+        return 0.7 * jnp.sin((1 + t) * (weight @ x.ravel()) + 3 * t).reshape(x.shape)
+
+    return Flow(velocity, space, 1.0, 0.0, 0.8, **options)
+
+
+@functools.cache
+def fitted_mixture() -> Flow:
+    target, key = two_modes(), jax.random.key(7)
+    small = lambda k: mlp(target.space, k, width=32, depth=2, embedding=8, scale=4.0)  # noqa: E731
+    x = target.sample(key, 20_000)
+    return fit_flow(key, x, target.space, network=small, steps=500, learning_rate=3e-3)
+
+
+def integral(flow: Flow, reach: float, count: int) -> float:
+    """∫ q over a square, by the trapezoidal rule (which is exact to all orders here)."""
+    axis = np.linspace(-reach, reach, count)
+    grid = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
+    values = np.exp(np.asarray(log_probs(flow, jnp.asarray(grid, float)), float))
+    return values.sum() * (axis[1] - axis[0]) ** 2
+
+
+def test_the_density_of_a_random_flow_integrates_to_one(key):
+    space = Euclidean(2)
+    network = shaken(mlp(space, key, width=16, depth=2, embedding=8, scale=1.0), key)
+    flow = Flow(network, space, 1.0, 0.0, 0.8, tolerance=1e-5)
+    assert integral(flow, 6.0, 61) == pytest.approx(1, abs=1e-3)
+
+
+def test_the_density_of_a_fitted_flow_integrates_to_one_and_fits(key):
+    flow, target = fitted_mixture(), two_modes()
+    assert integral(flow, 8.0, 101) == pytest.approx(1, abs=1e-3)
+    x = target.sample(key, 1000)
+    gained = jax.vmap(target.log_density)(x) - likelihoods(flow, x)
+    normal_fit = log_normal_of(flow, x) - likelihoods(flow, x)
+    assert -0.02 < float(jnp.mean(gained)) < 0.1
+    assert float(jnp.mean(normal_fit)) < -0.2  # it learned more than mean and variance
+
+
+def log_normal_of(flow: Flow, x):
+    centred = x - flow.velocity.mean[None]
+    return jax.vmap(lambda y: log_normal(flow.space, y, flow.prior_variance))(centred)
+
+
+@pytest.mark.parametrize("space", SPACES_39, ids=str)
+def test_likelihood_of_a_gaussian_in_39_dimensions(space, key):
+    """x = (1-t) z + t a z carries N(0, 1) to N(0, a²), also on the (n-1)·dim-dimensional subspace.
+
+    What the velocity does to the centre of mass must not count.
+    """
+    a = jnp.linspace(0.4, 2.5, space.shape[-1]).reshape((1,) * (len(space.shape) - 1) + (-1,))
+    off = 3.0 if isinstance(space, MeanFree) else 0.0
+
+    def velocity(t, x):
+        outside = off + 7 * (x - space.project(x))
+        return (a - 1) / (1 + t * (a - 1)) * x + outside
+
+    flow = Flow(velocity, space, 1.0, 0.0, 1.0, tolerance=1e-6)
+    x = a[None] * normal(key, space, (30,))
+    copies = space.dof / space.shape[-1]
+    log_volume = copies * jnp.sum(jnp.log(a))
+    want = jax.vmap(lambda y: log_normal(space, y / a, 1.0))(x) - log_volume
+    found = likelihoods(flow, x)
+    np.testing.assert_allclose(found, want, atol=1e-3)
+    assert float(jnp.mean(found)) == pytest.approx(float(jnp.mean(want)), abs=2e-4)
+
+
+@pytest.mark.parametrize("space", SPACES_39, ids=str)
+def test_a_flow_fitted_to_a_gaussian_in_39_dimensions(space, key):
+    """KL(p|q) = E_p[q/p - 1 - log q/p] (no term is negative): what training adds to the entropy.
+
+    Without the network it is that of a fitted mean and variance, (dof + 1)/2n for n samples; the
+    rest is the noise of a short training.
+    """
+    key_fit, key_data, key_test = jax.random.split(key, 3)
+    n, variance = 100_000, 1.7**2
+    x = 1.7 * normal(key_data, space, (n,))
+    if isinstance(space, MeanFree):
+        small = lambda k: lean(space, k, width=8, depth=1, num_basis=4)  # noqa: E731
+    else:
+        small = lambda k: mlp(space, k, width=32, depth=2, embedding=4, scale=1.0)  # noqa: E731
+    flow = fit_flow(key_fit, x, space, network=small, steps=400, learning_rate=1e-4)
+    y = 1.7 * normal(key_test, space, (100,))
+    log_ratio = likelihoods(flow, y) - jax.vmap(lambda z: log_normal(space, z, variance))(y)
+    kl = float(jnp.mean(jnp.expm1(log_ratio) - log_ratio))
+    print("KL", kl)
+    assert 0 <= kl < 2e-3
+
+
+@pytest.mark.parametrize("space", [Euclidean(5), MeanFree(4, 2)], ids=str)
+def test_hutchinson_is_unbiased(space, key):
+    """Mean over the probes within 4 standard errors; more probes, less noise."""
+    exact = tangled(space, key, tolerance=1e-5)
+    x = 0.5 * normal(key, space)
+    want = float(jax.jit(exact.log_prob)(x))
+    spread = []
+    for probes in (1, 4):
+        noisy = tangled(space, key, tolerance=1e-5, probes=probes)
+        draws = jax.jit(jax.vmap(noisy.log_prob, (None, 0)))(x, jax.random.split(key, 400))
+        spread.append(float(jnp.std(draws)))
+        assert abs(float(jnp.mean(draws)) - want) < 4 * spread[-1] / 20 + 1e-4
+    assert 0 < spread[1] < 0.7 * spread[0]
+
+
+def test_hutchinson_needs_a_key():
+    flow = Flow(lambda t, x: x, Euclidean(3), 1.0, 0.0, 1.0, probes=2)
+    with pytest.raises(ValueError, match="expected a key for the random probes"):
+        flow.log_prob(jnp.zeros(3))
+
+
+def test_a_sampler_of_more_than_200_dimensions_knows_its_density(key):
+    """An untrained model is a Gaussian, for which probes of random signs make no error."""
+    assert probes_for(Euclidean(200)) is None and probes_for(Euclidean(201)) == PROBES
+    settings = {
+        "target": {"num_modes": 2, "dim": 201},
+        "network": {"width": 4, "depth": 1, "embedding": 2},
+        "precondition": {"kind": "denoiser", "sigma_data": 2.0},
+    }
+    target, full = api.resolve("gaussian_mixture", settings=settings)
+    made = config.build_method("idem", target, full)
+    state = made.init(key)
+    drawn = made.sample_weighted(key, state, 3)
+    np.testing.assert_allclose(drawn.log_prob, made.log_prob(state, drawn.x), atol=0.05)
+    want = jax.vmap(lambda x: log_normal(target.space, x, 4.0))(drawn.x)
+    np.testing.assert_allclose(drawn.log_prob, want, atol=0.05)
+
+
+def test_log_z_of_a_correlated_gaussian(seed, key):
+    """log Z = ½ log det 2πΣ + c by the flow's own samples, between ELBO and EUBO."""
+    key_fit, key_data, key_own, key_exact = jax.random.split(key, 4)
+    factor = jnp.asarray([[1.0, 0, 0], [0.8, 0.6, 0], [-0.5, 0.3, 1.2]])
+    inverse, space = jnp.linalg.inv(factor), Euclidean(3)
+    truth = float(jnp.linalg.slogdet(factor)[1] + 1.5 * jnp.log(2 * jnp.pi)) + 0.7
+
+    def log_density(x):
+        return 0.7 - 0.5 * jnp.sum((inverse @ x) ** 2)
+
+    def exact(key, n):
+        return normal(key, space, (n,)) @ factor.T
+
+    small = lambda k: mlp(space, k, width=32, depth=2, embedding=4, scale=1.0)  # noqa: E731
+    flow = fit_flow(key_fit, exact(key_data, 20_000), space, network=small, steps=500,
+                    learning_rate=3e-3)  # fmt: skip
+    n = 1000
+    x, log_q = samples(flow, key_own, n)
+    log_weight = np.asarray(jax.vmap(log_density)(x) - log_q, float)
+    weight = np.exp(log_weight - truth)
+    error = weight.std() / weight.mean() / n**0.5
+    allowed = 2 if seed == 0 else 4
+    assert abs(np.log(weight.mean())) < allowed * error
+    assert weight.sum() ** 2 / (n * (weight**2).sum()) > 0.9
+    y = exact(key_exact, n)
+    upper = np.asarray(jax.vmap(log_density)(y) - likelihoods(flow, y), float)
+    assert log_weight.mean() < truth + 4 * log_weight.std() / n**0.5
+    assert upper.mean() > truth - 4 * upper.std() / n**0.5
+    assert log_weight.mean() < upper.mean()
+
+
+@pytest.mark.parametrize("space", [Euclidean(2), MeanFree(4, 2)], ids=str)
+def test_samples_know_their_density(space, key):
+    flow = tangled(space, key, tolerance=1e-6)
+    x, log_q = samples(flow, key, 12)
+    np.testing.assert_allclose(log_q, log_probs(flow, x), atol=1e-3)
+    np.testing.assert_allclose(space.project(x), x, atol=1e-5)
+    fewer, _ = samples(flow, key, 5)
+    np.testing.assert_allclose(fewer, x[:5], atol=1e-5)
+
+
+def test_an_unfinished_solution_is_nan_and_alone():
+    """dx/dt = 50 x³ leaves every bound in finite time, except from 0."""
+    flow = Flow(lambda t, x: 50 * x**3, Euclidean(2), 0.0, 1.0, 1.0)
+    found = np.asarray(likelihoods(flow, np.array([[0.0, 0.0], [2.0, 1.0], [0.0, 0.0]])))
+    assert np.isnan(found).tolist() == [False, True, False]
+    assert found[0] == pytest.approx(-np.log(2 * np.pi), abs=1e-3)
+
+
+def test_fits_are_determined_by_the_key(key):
+    space = MeanFree(3, 2)
+    x = normal(key, space, (50,)) + 5.0  # off-centre: projected before all else
+    small = lambda k: lean(space, k, width=4, depth=1, num_basis=4)  # noqa: E731
+    seen = []
+    fit = lambda k: fit_flow(  # noqa: E731
+        k, x, space, network=small, steps=60, batch_size=16,
+        progress=lambda step, loss: seen.append((step, loss)),
+    )  # fmt: skip
+    one, two, other = fit(key), fit(key), fit(jax.random.key(99))
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert [step for step, _ in seen] == 3 * [50, 100]
+    assert seen[:2] == seen[2:4] != seen[4:]
+    per_degree = float(jnp.sum(space.project(x) ** 2)) / (50 * space.dof)
+    assert float(one.prior_variance) == pytest.approx(per_degree, rel=1e-5)
+    assert float(likelihoods(one, x[:1])[0]) != float(likelihoods(other, x[:1])[0])
+
+
+def test_pairs_are_optimal():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(5, 2, 3)), rng.normal(size=(5, 2, 3))
+    least = min(np.sum((x - y[list(p)]) ** 2) for p in itertools.permutations(range(5)))
+    assert np.sum((x - pair(x, y)) ** 2) == pytest.approx(least)
+
+
+def test_impossible_requests(key):
+    space = Euclidean(2)
+    with pytest.raises(ValueError, match=r"samples: expected shape \(n, \*\(2,\)\), n > 1"):
+        fit_flow(key, np.zeros((5, 3)), space)
+    with pytest.raises(ValueError, match="samples: expected finite numbers"):
+        fit_flow(key, np.array([[0.0, 1.0], [np.nan, 2.0]]), space)
+    with pytest.raises(ValueError, match="more than one distinct configuration"):
+        fit_flow(key, np.ones((5, 2)), space)
+    with pytest.raises(ValueError, match="steps >= 1"):
+        fit_flow(key, np.eye(2), space, steps=0)
+    with pytest.raises(ValueError, match="probes: expected at least 1"):
+        Flow(lambda t, x: x, space, 1.0, 0.0, 1.0, probes=0)
+    with pytest.raises(ValueError, match="expected at least 1 point"):
+        samples(Flow(lambda t, x: x, space, 1.0, 0.0, 1.0), key, 0)
