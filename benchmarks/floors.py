@@ -1,12 +1,11 @@
 """Write docs/metrics.md's tables: diagnostics of the shipped reference sets, and all floors.
 
-    python benchmarks/floors.py            prints the tables
-    python benchmarks/floors.py --write    puts them into docs/metrics.md
+python benchmarks/floors.py            prints the tables
+python benchmarks/floors.py --write    puts them into docs/metrics.md
 """
 
 import sys
 from pathlib import Path
-
 
 from demx.config import build_target
 from demx.evaluate import reference
