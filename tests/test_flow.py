@@ -41,7 +41,10 @@ def fitted_mixture() -> Flow:
     target, key = two_modes(), jax.random.key(7)
     small = lambda k: mlp(target.space, k, width=32, depth=2, embedding=8, scale=4.0)  # noqa: E731
     x = target.sample(key, 20_000)
-    return fit_flow(key, x, target.space, network=small, steps=500, learning_rate=3e-3)
+    return fit_flow(
+        key, x, target.space, network=small, steps=300, batch_size=128, learning_rate=3e-3,
+        tolerance=1e-4,
+    )  # fmt: skip
 
 
 def integral(flow: Flow, reach: float, count: int) -> float:
@@ -61,8 +64,8 @@ def test_the_density_of_a_random_flow_integrates_to_one(key):
 
 def test_the_density_of_a_fitted_flow_integrates_to_one_and_fits(key):
     flow, target = fitted_mixture(), two_modes()
-    assert integral(flow, 8.0, 101) == pytest.approx(1, abs=1e-3)
-    x = target.sample(key, 1000)
+    assert integral(flow, 6.0, 61) == pytest.approx(1, abs=1e-3)
+    x = target.sample(key, 500)
     gained = jax.vmap(target.log_density)(x) - likelihoods(flow, x)
     normal_fit = log_normal_of(flow, x) - likelihoods(flow, x)
     assert -0.02 < float(jnp.mean(gained)) < 0.1
@@ -111,12 +114,12 @@ def test_a_flow_fitted_to_a_gaussian_in_39_dimensions(space, key):
         small = lambda k: lean(space, k, width=8, depth=1, num_basis=4)  # noqa: E731
     else:
         small = lambda k: mlp(space, k, width=32, depth=2, embedding=4, scale=1.0)  # noqa: E731
-    flow = fit_flow(key_fit, x, space, network=small, steps=400, learning_rate=1e-4)
-    y = 1.7 * normal(key_test, space, (100,))
+    flow = fit_flow(key_fit, x, space, network=small, steps=300, batch_size=128, learning_rate=1e-4)
+    y = 1.7 * normal(key_test, space, (32,))
     log_ratio = likelihoods(flow, y) - jax.vmap(lambda z: log_normal(space, z, variance))(y)
     kl = float(jnp.mean(jnp.expm1(log_ratio) - log_ratio))
-    print("KL", kl)
-    assert 0 <= kl < 2e-3
+    print(f"KL {kl:.2g}")
+    assert 0 <= kl < 1e-3
 
 
 @pytest.mark.parametrize("space", [Euclidean(5), MeanFree(4, 2)], ids=str)
@@ -171,9 +174,9 @@ def test_log_z_of_a_correlated_gaussian(seed, key):
         return normal(key, space, (n,)) @ factor.T
 
     small = lambda k: mlp(space, k, width=32, depth=2, embedding=4, scale=1.0)  # noqa: E731
-    flow = fit_flow(key_fit, exact(key_data, 20_000), space, network=small, steps=500,
-                    learning_rate=3e-3)  # fmt: skip
-    n = 1000
+    flow = fit_flow(key_fit, exact(key_data, 20_000), space, network=small, steps=300,
+                    batch_size=128, learning_rate=3e-3)  # fmt: skip
+    n = 500
     x, log_q = samples(flow, key_own, n)
     log_weight = np.asarray(jax.vmap(log_density)(x) - log_q, float)
     weight = np.exp(log_weight - truth)
@@ -215,14 +218,13 @@ def test_fits_are_determined_by_the_key(key):
         k, x, space, network=small, steps=60, batch_size=16,
         progress=lambda step, loss: seen.append((step, loss)),
     )  # fmt: skip
-    one, two, other = fit(key), fit(key), fit(jax.random.key(99))
+    one, two, _ = fit(key), fit(key), fit(jax.random.key(99))
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
         np.testing.assert_array_equal(a, b)
     assert [step for step, _ in seen] == 3 * [50, 100]
     assert seen[:2] == seen[2:4] != seen[4:]
     per_degree = float(jnp.sum(space.project(x) ** 2)) / (50 * space.dof)
     assert float(one.prior_variance) == pytest.approx(per_degree, rel=1e-5)
-    assert float(likelihoods(one, x[:1])[0]) != float(likelihoods(other, x[:1])[0])
 
 
 def test_pairs_are_optimal():

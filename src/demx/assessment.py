@@ -184,11 +184,13 @@ def evaluate(
 def flow_density(target: Target, x: np.ndarray, n: int, seed: int) -> Density:
     """The paper's protocol: an OT-CFM flow trained on x; weights at n of its own samples."""
     from demx.evaluate.flow_matching import fit_flow, likelihoods
+    from demx.flow import samples as draw
 
     key_fit, key_sample = jax.random.split(jax.random.fold_in(jax.random.key(seed), 0xF10))
     good = np.isfinite(x.reshape(len(x), -1)).all(axis=1)
     flow = fit_flow(key_fit, x[good], target.space)
-    drawn, log_prob = jax.lax.map(flow.sample, jax.random.split(key_sample, n), batch_size=64)
-    log_weight = -batched_energies(target, np.asarray(drawn)) - np.asarray(log_prob)
+    drawn, log_prob = (np.asarray(a) for a in draw(flow, key_sample, n))
+    log_weight = -batched_energies(target, drawn) - log_prob
+    # outside the support, or where the solver gave up: weight 0
     log_weight = np.where(np.isfinite(log_weight), log_weight, -np.inf)
     return Density(log_weight, lambda y: np.asarray(likelihoods(flow, y)), n, "an OT-CFM flow")

@@ -24,6 +24,7 @@ from demx.estimator import ESTIMATORS, WRAPPERS, Clipped
 from demx.methods import METHODS
 from demx.methods.idem import Parts, Pin
 from demx.methods.matching import Training
+from demx.methods.moves import Moves
 from demx.model import PRECONDITIONS
 from demx.networks import NETWORKS
 from demx.noise import NOISES
@@ -60,7 +61,7 @@ SINGLE: dict[str, Callable] = {
     "training": Training,
     "evaluation": evaluation,
 }
-OPTIONAL: dict[str, Callable] = {"clip": clip, "pin": Pin}
+OPTIONAL: dict[str, Callable] = {"clip": clip, "pin": Pin, "moves": Moves}
 Config = dict[str, Any]
 
 

@@ -163,9 +163,13 @@ def _in_chunks(method: Callable, flow: Flow, n: int, arguments: tuple):
     """`method` for each of n arguments, by compiled calls of one size (the last is filled up)."""
     if n < 1:
         raise ValueError(f"expected at least 1 point, got {n}")
-    size = min(n, 16 * _batch(flow.space))
-    made = []
-    for start in range(0, n, size):
+    batch = _batch(flow.space)
+    # whole batches: a remainder would be compiled for itself
+    size = batch * min(16, -(-n // batch))
+
+    def chunk(start: int):
         rows = np.minimum(np.arange(start, start + size), n - 1)
-        made.append(_mapped(method, flow, jax.tree.map(lambda leaf: leaf[rows], arguments)))  # noqa: B023
+        return _mapped(method, flow, jax.tree.map(lambda leaf: leaf[rows], arguments))
+
+    made = [chunk(start) for start in range(0, n, size)]
     return jax.tree.map(lambda *parts: jnp.concatenate(parts)[:n], *made)

@@ -127,7 +127,7 @@ def train(
         ):
             started = time.perf_counter()
             new, info = method.step(jax.random.fold_in(key_step, progress.step), state)
-            metrics = {name: value.item() for name, value in info._asdict().items()}
+            metrics = {k: v.item() for k, v in info._asdict().items() if v is not None}
             if not math.isfinite(metrics["loss"]) or metrics["skipped"] > 0.5:
                 save()
                 raise Diverged(

@@ -50,7 +50,8 @@ class Info(NamedTuple):
     share of the K importance weights. clipped: share of score vectors that were clipped.
     bad: evaluations and new samples that were not finite. unusable: regression points left out
     because their target was not finite. skipped: share of the updates that were not finite and so
-    not made. (The energy calls of a step are known beforehand: `Method.calls_per_step`.)
+    not made. acceptance: of Metropolis moves on new points, if there were any. (The energy calls
+    of a step are known beforehand: `Method.calls_per_step`.)
     """
 
     loss: Float[Array, ""]
@@ -60,6 +61,7 @@ class Info(NamedTuple):
     bad: Int[Array, ""]
     unusable: Int[Array, ""]
     skipped: Float[Array, ""]
+    acceptance: Float[Array, ""] | None = None
 
 
 class Method(NamedTuple):

@@ -118,7 +118,8 @@ class Sampler:
         self.tempering = Tempering(target, settings.num_leapfrog)
         self.energy_calls = 0
         self._run = eqx.filter_jit(self.tempering.run)
-        self._observe = jax.jit(jax.vmap(jax.vmap(self._one)))
+        # state after state: all distances of all states at once would take gigabytes
+        self._observe = jax.jit(lambda u, v: jax.lax.map(lambda a: jax.vmap(self._one)(*a), (u, v)))
         self.key = key
         self.chains, self.ladder = self._start()
         self.acceptance = self.rejection = None

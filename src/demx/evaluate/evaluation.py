@@ -21,6 +21,7 @@ from demx.space import MeanFree
 from demx.types import Target
 
 PARTS = 5
+WORK = 4e9  # of one metric: about a minute; fewer blocks are taken where it would be more
 
 
 class Metric(NamedTuple):
@@ -88,6 +89,12 @@ class Comparison(NamedTuple):
     measure: Callable[[Cloud, Cloud], float]
     costs: Callable[[Cloud, Cloud], np.ndarray] | None = None
     worst: Callable[[Cloud], float] | None = None  # of a reference
+    work: float = 0.0  # of one pair of samples, in units of about 10 ns
+
+    def affordable(self, blocks: list[Cloud], limit: float) -> list[Cloud]:
+        """As many of the blocks as the work allows, one at least."""
+        work = self.work * len(blocks[0].energy) ** 2
+        return blocks if work == 0 else blocks[: max(1, int(limit / work))]
 
     def values(self, samples: Cloud, reference: Cloud) -> tuple[float, list[float]]:
         """The value of one block and of its fifths."""
@@ -104,12 +111,14 @@ def _flat(cloud: Cloud) -> np.ndarray:
     return cloud.x.reshape(len(cloud.x), -1)
 
 
-def _transport(name: str, costs: Callable[[Cloud, Cloud], np.ndarray]) -> Comparison:
+def _transport(
+    name: str, costs: Callable[[Cloud, Cloud], np.ndarray], work: float = 0.0
+) -> Comparison:
     def spread(reference: Cloud) -> float:  # all mass in one point, the mean
         x = _flat(reference)
         return float(np.sqrt(((x - x.mean(axis=0)) ** 2).sum(axis=1).mean()))
 
-    return Comparison(name, lambda s, r: metrics.exact_w2(costs(s, r)), costs, spread)
+    return Comparison(name, lambda s, r: metrics.exact_w2(costs(s, r)), costs, spread, work)
 
 
 def comparisons(target: Target, invariant: bool, workers: int = 1) -> list[Comparison]:
@@ -122,7 +131,8 @@ def comparisons(target: Target, invariant: bool, workers: int = 1) -> list[Compa
     ]
     if invariant:
         aligned = lambda s, r: aligned_costs(s.x, r.x, workers)  # noqa: E731
-        found.insert(1, _transport("w2_aligned", aligned))
+        # one assignment a pair of clusters: the square of the number of particles
+        found.insert(1, _transport("w2_aligned", aligned, float(target.space.shape[0] ** 2)))
     if isinstance(target.space, MeanFree):
         found += [
             Comparison("distance_w2", lambda s, r: metrics.distance_w2(s.x, r.x)),
@@ -165,7 +175,7 @@ def floors(target: Target, reference: Reference, n: int, workers: int = 1) -> di
     clouds = [Cloud(x, batched_energies(target, x)) for x in (reference.validation, reference.test)]
     validation, test = (_blocks(cloud, n) for cloud in clouds)
     return {
-        c.name: list(_assess(c, validation, test))
+        c.name: list(_assess(c, c.affordable(validation, 5 * WORK), test))
         for c in comparisons(target, reference.invariant, workers)
     }
 
@@ -208,7 +218,9 @@ def compare(
     samples, test = _blocks(cloud, n), _blocks(truth, n)
     for c in comparisons(target, reference.invariant, workers):
         worst = c.worst(truth) if c.worst else None
-        found[c.name] = Metric(*_assess(c, samples, test), *known[c.name], n, worst=worst)
+        found[c.name] = Metric(
+            *_assess(c, c.affordable(samples, WORK), test), *known[c.name], n, worst=worst
+        )
     if hasattr(target, "modes"):
         found |= _mode_metrics(target, cloud, reference)
     return Evaluation(found, n, len(samples), bad, calls, reference.invariant)

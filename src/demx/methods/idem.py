@@ -14,6 +14,7 @@ from demx.energy import evaluate
 from demx.estimator import Estimator
 from demx.flow import Flow, log_probs, probability_flow, probes_for, samples
 from demx.methods.matching import Matching, State, Training
+from demx.methods.moves import Moves
 from demx.model import Pinned, Precondition, ScoreModel
 from demx.noise import Noise
 from demx.sde import Grid, Rule, reverse
@@ -101,6 +102,7 @@ class Parts(NamedTuple):
     rule: Rule
     training: Training
     pin: Pin | None = None
+    moves: Moves | None = None
     warm_start: ArrayLike | None = None
 
 
@@ -141,6 +143,7 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
         collect,
         diffusion.prior,
         collect_calls,
+        parts.moves,
     )
 
     def init(key: PRNGKeyArray) -> State:

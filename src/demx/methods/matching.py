@@ -18,6 +18,7 @@ from demx.buffer import Buffer, Contents
 from demx.draws import Draws, estimate_batch
 from demx.energy import evaluate
 from demx.estimator import Estimate, Estimator
+from demx.methods.moves import Moves
 from demx.model import ScoreModel, average
 from demx.noise import Noise
 from demx.space import normal
@@ -34,14 +35,27 @@ class Regression(NamedTuple):
     estimate: Estimate
 
 
+class Filled(NamedTuple):
+    """The buffer after an outer loop's new points, and what happened to them on the way."""
+
+    contents: Contents
+    lost: Int[Array, ""]
+    step_size: Float[Array, ""]
+    acceptance: Float[Array, ""] | None
+
+
 class State(eqx.Module):
-    """All that the next step needs: parameters, their average, optimiser, buffer, step count."""
+    """All that the next step needs: parameters, their average, optimiser, buffer, step count.
+
+    step_size: of the Metropolis moves on new points; 0 without them.
+    """
 
     model: ScoreModel
     average: ScoreModel
     optimiser: optax.OptState
     contents: Contents
     step: Int[Array, ""]
+    step_size: Float[Array, ""]
 
 
 class Training(eqx.Module):
@@ -99,16 +113,18 @@ class Matching(eqx.Module):
     collect: Callable[[PRNGKeyArray, ScoreModel], Array]
     prior: Callable[[PRNGKeyArray, int], Array]
     collect_calls: int = 0
+    moves: Moves | None = None
 
     def init(self, model: ScoreModel, contents: Contents | None = None) -> State:
         trainable = eqx.filter(model, eqx.is_inexact_array)
         contents = self.buffer.init(self.target.space) if contents is None else contents
         opt_state = self.training.optimiser().init(trainable)
-        return State(model, model, opt_state, contents, jnp.zeros((), int))
+        step_size = jnp.asarray(0.0 if self.moves is None else self.moves.step_size)
+        return State(model, model, opt_state, contents, jnp.zeros((), int), step_size)
 
-    def fill(self, key: PRNGKeyArray, state: State) -> tuple[Contents, Array]:
+    def fill(self, key: PRNGKeyArray, state: State) -> Filled:
         """New points into the buffer; one not finite is counted and drawn from the prior."""
-        key_points, key_fallback = jax.random.split(key)
+        key_points, key_fallback, key_moves = jax.random.split(key, 3)
         points = self.collect(key_points, state.average)
         finite = jnp.all(jnp.isfinite(points), axis=tuple(range(1, points.ndim)))
         fallback = self.prior(key_fallback, points.shape[0])
@@ -116,10 +132,16 @@ class Matching(eqx.Module):
         points = jnp.where(keep, points, fallback)
         lost = jnp.sum(~finite)
         log_density = jnp.zeros(points.shape[0], points.dtype)
-        if self.buffer.needs_energy:
+        step_size, acceptance = state.step_size, None
+        if self.moves is not None:
+            moved = self.moves(key_moves, self.target, points, step_size)
+            points, log_density, step_size = moved.points, moved.log_density, moved.step_size
+            acceptance = moved.acceptance
+        elif self.buffer.needs_energy:
             log_density, _, bad = evaluate(self.target, points)
             lost = lost + jnp.sum(bad)
-        return self.buffer.add(state.contents, points, log_density), lost
+        contents = self.buffer.add(state.contents, points, log_density)
+        return Filled(contents, lost, step_size, acceptance)
 
     def regress(self, key: PRNGKeyArray, contents: Contents, weight) -> Regression:
         """x_0 from the buffer, t uniform (stratified), x_t = x_0 + σ_t ε, S_K(x_t, t)."""
@@ -145,7 +167,8 @@ class Matching(eqx.Module):
 
     def step(self, key: PRNGKeyArray, state: State) -> tuple[State, Info]:
         key_fill, key_inner = jax.random.split(key)
-        contents, lost = self.fill(key_fill, state)
+        filled = self.fill(key_fill, state)
+        contents = filled.contents
         optimiser = self.training.optimiser()
         dof = self.target.space.dof
 
@@ -203,11 +226,12 @@ class Matching(eqx.Module):
             jnp.mean(seen.gradient_norm, where=finite_loss),
             jnp.mean(seen.ess, where=finite_loss),
             jnp.mean(seen.clipped),
-            jnp.sum(seen.bad) + lost,
+            jnp.sum(seen.bad) + filled.lost,
             jnp.sum(seen.unusable),
             jnp.mean(seen.skipped),
+            filled.acceptance,
         )
-        return State(model, mean, opt_state, contents, count), info
+        return State(model, mean, opt_state, contents, count, filled.step_size), info
 
     @property
     def calls_per_step(self) -> int:
@@ -215,4 +239,6 @@ class Matching(eqx.Module):
         training = self.training
         regressions = training.inner_steps * training.batch_size * self.draws.num_samples
         filling = training.new_samples if self.buffer.needs_energy else 0
+        if self.moves is not None:
+            filling = self.moves.calls(training.new_samples)
         return self.estimator.cost * regressions + filling + self.collect_calls

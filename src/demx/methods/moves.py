@@ -1,0 +1,56 @@
+"""Metropolis moves on new buffer points: they carry what the model drew closer to p_0.
+
+Local moves cannot repair the weights of far modes, but they take a cluster from nearly right to
+right for a small share of the energy calls that the regression spends.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from demx.methods.tempering import Ladder, Tempering
+from demx.types import Target
+
+
+class Moved(eqx.Module):
+    """Points after the moves, their log p̃, the step size for the next time, the acceptance."""
+
+    points: Float[Array, "n ..."]
+    log_density: Float[Array, " n"]
+    step_size: Float[Array, ""]
+    acceptance: Float[Array, ""]
+
+
+class Moves(eqx.Module):
+    """num_steps HMC transitions of num_leapfrog steps each; step sizes adapt by themselves.
+
+    step_size: where the adaptation starts, in units of the coordinates.
+    """
+
+    num_steps: int = 20
+    num_leapfrog: int = 8
+    step_size: float = 0.01
+
+    def __check_init__(self) -> None:
+        if self.num_steps < 2 or self.num_leapfrog < 1 or not self.step_size > 0:
+            raise ValueError(
+                "expected num_steps >= 2, num_leapfrog >= 1 and step_size > 0, got "
+                f"{self.num_steps}, {self.num_leapfrog} and {self.step_size}"
+            )
+
+    def __call__(self, key: PRNGKeyArray, target: Target, points: Array, step_size: Array) -> Moved:
+        """One ensemble a point, at β = 1 only."""
+        sampler = Tempering(target, self.num_leapfrog)
+        ladder = Ladder(jnp.ones(1), step_size[None])
+        chains, tuned, moved = sampler.tune(key, sampler.init(points, 1), ladder, self.num_steps)
+        return Moved(
+            jax.vmap(target.space.configuration)(chains.position[:, 0]),
+            chains.log_density[:, 0],
+            tuned.step_size[0],
+            moved.acceptance[0],
+        )
+
+    def calls(self, n: int) -> int:
+        """Energy calls for n points."""
+        return n * (1 + self.num_steps * self.num_leapfrog)
