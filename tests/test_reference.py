@@ -93,7 +93,7 @@ def test_tempering_finds_unequal_weights(seed):
     """Three modes of weights 0.6, 0.3, 0.1 that HMC alone could not leave, within 4 s.e."""
     target = asymmetric()
     drawn = equilibrium_samples(
-        jax.random.key(seed), target, 4000, Equilibrium(num_chains=32, scale=3.0, max_segment=1024)
+        jax.random.key(seed), target, 2000, Equilibrium(num_chains=32, scale=3.0, max_segment=512)
     )
     modes = np.asarray(target.modes)
     nearest = np.linalg.norm(drawn.x[:, None] - modes[None], axis=2).argmin(1)

@@ -52,8 +52,8 @@ def aligned_costs(
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise ValueError("aligned_costs: coordinates are not finite; leave bad samples out first")
     x, y = (v - v.mean(axis=1, keepdims=True) for v in (x.astype(float), y.astype(float)))
-    workers = min(workers, len(x))
-    if workers <= 1:
+    # an interpreter takes half a second to start: not for little work
+    if workers <= 1 or len(x) * len(y) * x.shape[1] ** 2 < 10**8:
         return _costs(x, y, species)
     with ThreadPoolExecutor(workers) as pool:
         parts = pool.map(lambda rows: _in_process(rows, y, species), np.array_split(x, workers))

@@ -21,6 +21,7 @@ from demx.space import MeanFree
 from demx.types import Target
 
 PARTS = 5
+MOST = 20  # blocks: a standard error needs no more
 WORK = 4e9  # of one metric: about a minute; fewer blocks are taken where it would be more
 
 
@@ -92,7 +93,8 @@ class Comparison(NamedTuple):
     work: float = 0.0  # of one pair of samples, in units of about 10 ns
 
     def affordable(self, blocks: list[Cloud], limit: float) -> list[Cloud]:
-        """As many of the blocks as the work allows, one at least."""
+        """As many of the blocks as the work allows, one at least and `MOST` at most."""
+        blocks = blocks[:MOST]
         work = self.work * len(blocks[0].energy) ** 2
         return blocks if work == 0 else blocks[: max(1, int(limit / work))]
 
@@ -187,20 +189,23 @@ def compare(
     *,
     n: int = 1000,
     workers: int = 1,
+    energies: np.ndarray | None = None,
 ) -> Evaluation:
     """All metrics of len(x) samples, in blocks of n (or one, of all, if there are fewer).
 
-    Energy calls: one a sample; the reference's energies are not counted, they are the ruler.
+    energies: (N,) of the samples, where they are known. Otherwise they cost one energy call a
+    sample; those of the reference are not counted, they are the ruler.
     Bad samples are counted and left out; without two good ones there are no metrics.
     """
     if n < 2 * PARTS:
         raise ValueError(f"n: expected blocks of at least {2 * PARTS} samples, got {n}")
     if len(x) < 2 * PARTS:
         raise ValueError(f"expected at least {2 * PARTS} samples, got {len(x)}")
-    energies = batched_energies(target, x)
+    calls = 0 if energies is not None else len(x)
+    energies = batched_energies(target, x) if energies is None else energies
     good = finite_rows(x, energies)
     cloud, bad = Cloud(x[good], energies[good]), int((~good).sum())
-    calls, count = len(x), len(cloud.energy)
+    count = len(cloud.energy)
     if count < 2 * PARTS:
         return Evaluation({}, 0, 0, bad, calls)
     found = {"energy_mean": _mean(cloud.energy), "energy_median": _median(cloud.energy)}

@@ -37,12 +37,16 @@ def with_error(value: float | None, error: float | None) -> str:
     """4.53 ± 0.08: the value to the digit that its error can tell."""
     if value is None:
         return ""
-    if not error:
+    if not error or not math.isfinite(error) or not math.isfinite(value):
         return number(value)
     leading = math.floor(math.log10(error))
     # one digit of the error, two where the first is a 1
     digits = max(0, (1 if error < 2 * 10**leading else 0) - leading)
     return f"{value:.{digits}f} ± {error:.{digits}f}"
+
+
+def _finite(value) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 class About(NamedTuple):
@@ -69,7 +73,9 @@ class About(NamedTuple):
 def as_json(about: About, found: Assessment) -> str:
     def listed(evaluation: Evaluation) -> dict:
         return {
-            name: {**metric._asdict(), "verdict": word(name, metric)}
+            # JSON knows no infinity: what is not finite is null
+            name: {k: v if _finite(v) else None for k, v in metric._asdict().items()}
+            | {"verdict": word(name, metric)}
             for name, metric in evaluation.metrics.items()
         }
 
