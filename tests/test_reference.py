@@ -213,12 +213,12 @@ def test_samples_in_other_formats(tmp_path):
     for name in ("x.npy", "x.extxyz"):
         stored = samples.fitting(samples.read(tmp_path / name), (13, 3), name)
         np.testing.assert_allclose(stored.x, x, atol=1e-6)
-        found = assessment.evaluate("lj13", stored, n=20)
+        found = assessment.assess("lj13", stored, n=20)
         assert found.metrics["w2_aligned"].n == 20
     with pytest.raises(UserError, match=r"expected samples of shape \(n, 4, 2\), found \(20, 39\)"):
-        assessment.evaluate("dw4", np.load(tmp_path / "x.npy"))
+        assessment.assess("dw4", np.load(tmp_path / "x.npy"))
     with pytest.raises(UserError, match="native needs a run"):
-        assessment.evaluate("lj13", x, likelihood="native")
+        assessment.assess("lj13", x, likelihood="native")
     (tmp_path / "x.xyz").write_text("not a number\n")
     with pytest.raises(UserError, match="not a readable extxyz"):
         samples.read(tmp_path / "x.xyz")

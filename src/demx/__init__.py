@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "fit": "demx.api",
     "load": "demx.api",
-    "evaluate": "demx.assessment",
+    "assess": "demx.assessment",
     "reference": "demx.assessment",
     "Fitted": "demx.api",
     "Samples": "demx.types",
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from demx.api import Fitted as Fitted
     from demx.api import fit as fit
     from demx.api import load as load
-    from demx.assessment import evaluate as evaluate
+    from demx.assessment import assess as assess
     from demx.assessment import reference as reference
     from demx.errors import Diverged as Diverged
     from demx.errors import UserError as UserError

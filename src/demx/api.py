@@ -15,7 +15,7 @@ from jaxtyping import Array, ArrayLike, Float
 from rich.console import Console
 
 from demx import config as configuration
-from demx.assessment import Assessment, Density, assess, flow_density, ruler
+from demx.assessment import Assessment, Density, assess_target, flow_density, ruler
 from demx.energy import energies as energies_of
 from demx.errors import UserError
 from demx.evaluate import reference as references
@@ -122,7 +122,7 @@ class Fitted:
             density = flow_density(self.target, np.asarray(drawn.x), likelihood_n, seed)
         elif likelihood != "none":
             raise UserError(f"likelihood: expected auto, native, flow or none, got {likelihood!r}")
-        return assess(
+        return assess_target(
             self.target,
             np.asarray(drawn.x),
             reference=ruler(reference) or self.reference(),

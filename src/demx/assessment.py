@@ -55,7 +55,7 @@ class Assessment(NamedTuple):
         return verdict.sentences(self.samples)
 
 
-def assess(
+def assess_target(
     target: Target,
     x: np.ndarray,
     *,
@@ -140,7 +140,7 @@ def _target_settings(settings: Sequence[str]) -> dict[str, Any]:
     return about
 
 
-def evaluate(
+def assess(
     target: str | Target | Callable[[Array], Array],
     samples: Stored | ArrayLike,
     *,
@@ -174,7 +174,7 @@ def evaluate(
     if found is None and (isinstance(target, str) or hasattr(built, "sample")):
         found = references.find(name, about, built)
     try:
-        return assess(
+        return assess_target(
             built, stored.x, reference=found, n=n, density=density, mcmc_calls=mcmc_calls, seed=seed
         )
     except ValueError as error:

@@ -184,7 +184,7 @@ def evaluate(
     else:
         if target is None:
             raise UserError(f"{what}: name the target of these samples with --target")
-        found = assessment.evaluate(
+        found = assessment.assess(
             target, samples.read(Path(what)), n=n, seed=seed, likelihood=likelihood,
             likelihood_n=likelihood_n, mcmc_calls=calls, reference=ruler, settings=set,
         )  # fmt: skip
