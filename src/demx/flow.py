@@ -21,7 +21,7 @@ from demx.space import Space, log_normal, normal
 Velocity = Callable[[Array, Array], Array]
 
 EXACT_DOF = 200  # beyond it the exact trace, one derivative a degree of freedom, costs too much
-PROBES = 8
+PROBES = 8  # the noise of log q falls like 1/√probes, the cost grows with them
 
 
 def probes_for(space: Space) -> int | None:
@@ -62,20 +62,23 @@ class Flow(eqx.Module):
         signs = jax.random.rademacher(key, (self.probes, *space.shape), float)
         return space.project(signs) / self.probes**0.5
 
-    def _solve(self, x: Array, directions: Array, start, end) -> tuple[Array, Array]:
-        """x carried from one time to the other, and ∫ div v dt; nan if the solver gave up."""
+    def carry(
+        self, x: Float[Array, "..."], key: PRNGKeyArray | None, start: Array, end: Array
+    ) -> tuple[Float[Array, "..."], Float[Array, ""]]:
+        """x moved from one time to another, and ∫ div v dt; nan if the solver did not finish."""
+        directions = self._directions(key)
 
         def field(t, state, _):
             value, pull = jax.vjp(lambda y: self.space.project(self.velocity(t, y)), state[0])
-            # pulling back costs a fifth less than pushing forward; the trace is the same
+            # pulling back is a little faster than pushing forward; the trace is the same
             (rows,) = jax.vmap(pull)(directions)
             return value, jnp.sum(rows * directions)
 
         solution = diffrax.diffeqsolve(
             diffrax.ODETerm(field),
             diffrax.Dopri5(),
-            jnp.asarray(start, x.dtype),
-            jnp.asarray(end, x.dtype),
+            start,
+            end,
             None,
             (x, jnp.zeros((), x.dtype)),
             stepsize_controller=diffrax.PIDController(rtol=self.tolerance, atol=self.tolerance),
@@ -88,22 +91,24 @@ class Flow(eqx.Module):
 
     def log_prob(self, x: Float[Array, "..."], key: PRNGKeyArray | None = None) -> Float[Array, ""]:
         """log q(x) for one x; nan if the solver did not finish. key: needed with probes."""
-        directions = self._directions(key)
-        x_prior, gained = self._solve(self.space.project(x), directions, self.t_data, self.t_prior)
+        x_prior, gained = self.carry(self.space.project(x), key, *self.times)
         return log_normal(self.space, x_prior, self.prior_variance) + gained
 
     def sample(self, key: PRNGKeyArray) -> tuple[Float[Array, "..."], Float[Array, ""]]:
         """One x ~ q with its log q(x)."""
         key_prior, key_probes = jax.random.split(key)
         x_prior = jnp.sqrt(self.prior_variance) * normal(key_prior, self.space)
-        directions = self._directions(key_probes)
-        x, gained = self._solve(x_prior, directions, self.t_prior, self.t_data)
+        x, gained = self.carry(x_prior, key_probes, *self.times[::-1])
         return x, log_normal(self.space, x_prior, self.prior_variance) - gained
+
+    @property
+    def times(self) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """From the data to the prior."""
+        return jnp.asarray(self.t_data, float), jnp.asarray(self.t_prior, float)
 
 
 class FromScore(eqx.Module):
-    """v(t, x) = -½ g(t)² s(t, x): the probability-flow ODE of dx = g(t) dw (paper, app. on flow
-    matching)."""
+    """v(t, x) = -½ g(t)² s(t, x): the probability-flow ODE of dx = g(t) dw (paper, app. C)."""
 
     score: Velocity
     noise: Noise
@@ -130,46 +135,55 @@ def probability_flow(
 def log_probs(
     flow: Flow, xs: Float[Array, "n ..."], key: PRNGKeyArray | None = None
 ) -> Float[Array, " n"]:
-    """log q(x_i) of n points in bounded memory, nan where the solver gave up.
+    """log q(x_i) of n points in bounded memory, nan where the solver did not finish.
 
     The i-th point's probes, if there are any, come from the key folded with i.
     """
     keys = None if key is None else _keys(key, len(xs))
-    return _in_chunks(Flow.log_prob, flow, len(xs), (xs, keys))
+    x_prior, gained = _carry_many(flow, flow.space.project(xs), keys, *flow.times)
+    return _log_prior(flow, x_prior) + gained
 
 
 def samples(
     flow: Flow, key: PRNGKeyArray, n: int
 ) -> tuple[Float[Array, "n ..."], Float[Array, " n"]]:
     """n draws of q and their log q, in bounded memory; a draw does not depend on n."""
-    return _in_chunks(Flow.sample, flow, n, (_keys(key, n),))
+    key_prior, key_probes = (_keys(k, n) for k in jax.random.split(key))
+    unit = jax.vmap(lambda k: normal(k, flow.space))(key_prior)
+    x_prior = jnp.sqrt(flow.prior_variance) * unit
+    x, gained = _carry_many(flow, x_prior, key_probes, *flow.times[::-1])
+    return x, _log_prior(flow, x_prior) - gained
 
 
 def _keys(key: PRNGKeyArray, n: int) -> Array:
     return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(n))
 
 
-def _batch(space: Space) -> int:
-    """Points solved in lockstep: many in few dimensions, one where its Jacobian fills the cache."""
-    return max(1, 256 // space.dof**2)
+def _log_prior(flow: Flow, xs: Array) -> Array:
+    return jax.vmap(lambda x: log_normal(flow.space, x, flow.prior_variance))(xs)
 
 
-@eqx.filter_jit
-def _mapped(method: Callable, flow: Flow, arguments: tuple):
-    return jax.lax.map(lambda a: method(flow, *a), arguments, batch_size=_batch(flow.space))
+def _carry_many(flow: Flow, xs: Array, keys: Array | None, start: Array, end: Array):
+    """`carry` for n points, by compiled calls of one size (the last is filled up).
 
-
-def _in_chunks(method: Callable, flow: Flow, n: int, arguments: tuple):
-    """`method` for each of n arguments, by compiled calls of one size (the last is filled up)."""
+    Both directions are the same compiled call. Few points go in lockstep: in many dimensions
+    one alone is fastest, since the derivatives of one fill the cache.
+    """
+    n, batch = len(xs), max(1, 256 // flow.space.dof**2)
     if n < 1:
         raise ValueError(f"expected at least 1 point, got {n}")
-    batch = _batch(flow.space)
     # whole batches: a remainder would be compiled for itself
     size = batch * min(16, -(-n // batch))
 
-    def chunk(start: int):
-        rows = np.minimum(np.arange(start, start + size), n - 1)
-        return _mapped(method, flow, jax.tree.map(lambda leaf: leaf[rows], arguments))
+    def chunk(first: int):
+        rows = np.minimum(np.arange(first, first + size), n - 1)
+        own = None if flow.probes is None or keys is None else keys[rows]
+        return _carry_chunk(flow, xs[rows], own, start, end, batch)
 
-    made = [chunk(start) for start in range(0, n, size)]
-    return jax.tree.map(lambda *parts: jnp.concatenate(parts)[:n], *made)
+    made = [chunk(first) for first in range(0, n, size)]
+    return tuple(jnp.concatenate(parts)[:n] for parts in zip(*made, strict=True))
+
+
+@eqx.filter_jit
+def _carry_chunk(flow: Flow, xs: Array, keys: Array | None, start: Array, end: Array, batch: int):
+    return jax.lax.map(lambda a: flow.carry(*a, start, end), (xs, keys), batch_size=batch)

@@ -68,7 +68,9 @@ class Diffusion(eqx.Module):
         score = self.score(model)
         return reverse(key_path, score, self.noise, space, start, times, self.rule, noise_scale)
 
-    def flow(self, model: ScoreModel, *, tolerance: float = 1e-4, probes: int | None) -> Flow:
+    def flow(
+        self, model: ScoreModel, *, tolerance: float = 1e-4, probes: int | None = None
+    ) -> Flow:
         """The sampler's own density, at the last noise level of the grid (see `Flow`)."""
         return probability_flow(
             self.score(model),
