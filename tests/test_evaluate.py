@@ -7,7 +7,8 @@ import pytest
 
 from demx.config import build_target
 from demx.evaluate import reference, verdict
-from demx.evaluate.evaluation import Cloud, batched_energies, compare, floors, weight_metrics
+from demx.evaluate.densities import judge, weight_metrics
+from demx.evaluate.evaluation import Cloud, batched_energies, compare, floors
 from demx.targets.gaussian_mixture import gmm40
 
 FAR = 4  # standard errors beyond which a bad sampler must be seen
@@ -169,6 +170,38 @@ def test_weights_are_judged(seed):
     found = compare(gmm40(), np.zeros((50, 2)))
     found = found._replace(metrics=found.metrics | heavy)
     assert any("cannot be trusted" in s for s in verdict.sentences(found))
+
+
+def test_what_a_density_cannot_say_is_said(seed):
+    """Zero weights and unfinished solves are counted in notes, never averaged away."""
+    rng = np.random.default_rng(seed)
+    log_weight = 0.1 * rng.normal(size=500)
+    log_weight[:3] = -np.inf
+    log_prob, energies = rng.normal(size=500), rng.normal(size=500)
+    log_prob[0] = np.nan
+    found, notes = judge(log_weight, log_prob, energies, 0.0)
+    assert {"ess", "nll", "log_z_upper"} <= set(found)
+    assert "3 of 500 weights are 0" in notes[0] and "At 1 of 500" in notes[1]
+    found, notes = judge(np.full(500, -np.inf), np.full(500, np.nan), energies, None)
+    assert found == {} and len(notes) == 4
+
+
+def test_few_perfect_samples_may_miss_modes():
+    """A hundred exact samples do not reach 40 modes, and are not blamed for it."""
+    target, ruler = sets("gmm40")
+    found = compare(target, ruler.validation[:100], ruler, n=50)
+    assert found.metrics["modes_hit"].value < 40
+    assert verdict.word("modes_hit", found.metrics["modes_hit"]) == "all"
+
+
+def test_a_reference_that_failed_is_announced():
+    target, ruler = sets("dw4")
+    about = {**ruler.provenance, "invariant": False}
+    about["sets"] = {"test": {"passes": {"rhat": False}}}
+    found = compare(
+        target, ruler.validation, reference.Reference(ruler.validation, ruler.test, about)
+    )
+    assert "did not meet its diagnostics" in verdict.sentences(found)[0]
 
 
 @pytest.mark.parametrize("name", ["gmm40", "dw4", "lj13", "lj55"])

@@ -122,13 +122,13 @@ def test_moves_stay_in_the_subspace(key):
 
 def test_symmetry_is_found_out_and_used(seed):
     cluster = lennard_jones(num_particles=5)
-    assert reference.is_invariant(cluster)
-    pulled = FunctionTarget(lambda x: jnp.sum(x**2) + x[0, 0], MeanFree(4, 3))
-    assert not reference.is_invariant(pulled)
-    assert not reference.is_invariant(asymmetric())
     rng = np.random.default_rng(seed)
     x = 2 * rng.normal(size=(50, 5, 3)).astype(np.float32)
     x -= x.mean(axis=1, keepdims=True)
+    assert reference.is_invariant(cluster, x)
+    pulled = FunctionTarget(lambda x: jnp.sum(x**2) + 0.1 * x[0, 0], MeanFree(5, 3))
+    assert not reference.is_invariant(pulled, x)
+    assert not reference.is_invariant(asymmetric(), np.zeros((64, 2)))
     y = reference.symmetrise(rng, x).astype(np.float32)
     assert not np.allclose(x, y)
     before, after = batched_energies(cluster, x), batched_energies(cluster, y)
@@ -157,6 +157,14 @@ def test_shipped_sets(name):
     if name in PUBLIC:
         for found in ruler.provenance["sets"].values():
             assert found["rhat_max"] < 1.01 and found["ess_min"] > 5000
+
+
+def test_a_reference_of_another_energy_is_refused():
+    ruler = reference.find("lj13", {}, build_target("lj13", {}))
+    with pytest.raises(UserError, match="made for another energy"):
+        reference.check(ruler, lennard_jones(num_particles=13, temperature=2.0))
+    with pytest.raises(UserError, match=r"expected samples of shape \(4, 2\)"):
+        reference.check(ruler, build_target("dw4", {}))
 
 
 def test_files_that_cannot_be_trusted(tmp_path):

@@ -15,11 +15,11 @@ from jaxtyping import Array, ArrayLike, Float
 from rich.console import Console
 
 from demx import config as configuration
-from demx.assessment import Assessment, Density, assess_target, flow_density, ruler
+from demx.assessment import Assessment, Density, assess_target, check_sizes, flow_density, ruler
 from demx.energy import energies as energies_of
 from demx.errors import UserError
 from demx.evaluate import reference as references
-from demx.evaluate.evaluation import finite_rows
+from demx.evaluate.evaluation import batched_energies, finite_rows
 from demx.evaluate.metrics import energy_w2, w2
 from demx.evaluate.reference import Reference
 from demx.progress import ProgressLine
@@ -110,6 +110,7 @@ class Fitted:
         nothing; 'auto' is native in up to 16 dimensions. mcmc_calls: add what tuned chains get
         for that many energy calls. reference: sets of your own, or their file.
         """
+        check_sizes(n, likelihood_n)
         drawn = self.method.sample(_key(seed, "evaluate"), self.state, n * repeats)
         space = self.target.space
         if likelihood == "auto":
@@ -272,7 +273,7 @@ def _glance(method: Method, target: Target, n: int, reference: Reference | None)
 
     @functools.cache
     def of_validation() -> np.ndarray:
-        return np.asarray(measure(reference.validation))
+        return batched_energies(target, reference.validation)
 
     def look(key, state) -> tuple[dict[str, float], int]:
         samples = method.sample(key, state, n)
@@ -287,7 +288,8 @@ def _glance(method: Method, target: Target, n: int, reference: Reference | None)
         if reference is not None:
             values["energy_w2"] = energy_w2(energies, of_validation())
             if target.space.dof <= 2 and len(x) <= 2000:
-                values["w2"] = w2(x, reference.validation[: len(x)])
+                size = min(len(x), len(reference.validation))
+                values["w2"] = w2(x[:size], reference.validation[:size])
         return values, samples.energy_calls + n
 
     return look

@@ -10,16 +10,14 @@ from jaxtyping import Array, ArrayLike
 
 from demx import config
 from demx.errors import UserError
+from demx.evaluate import densities, verdict
 from demx.evaluate import reference as references
-from demx.evaluate import verdict
 from demx.evaluate.equilibrium import Equilibrium, samples_within
 from demx.evaluate.evaluation import (
     Evaluation,
     batched_energies,
     compare,
-    density_metrics,
     floors,
-    weight_metrics,
 )
 from demx.evaluate.reference import Reference
 from demx.resolve import named_target
@@ -67,29 +65,29 @@ def assess_target(
     seed: int = 1,
 ) -> Assessment:
     """Every metric of samples x that the target, the reference and the density allow."""
+    if reference is not None:
+        references.check(reference, target)
     found = compare(target, x, reference, n=n, workers=WORKERS)
-    calls = found.energy_calls + sampling_calls
+    calls = found.energy_calls + sampling_calls + (density.energy_calls if density else 0)
+    found = found._replace(energy_calls=calls)
     if density is not None and found.metrics:
-        log_z = getattr(target, "log_z", None)
-        more = weight_metrics(density.log_weight, log_z)
-        calls += density.energy_calls
+        log_prob = energies = None
         if reference is not None and density.log_prob is not None:
             held_out = reference.test[: len(density.log_weight)]
-            energies = batched_energies(target, held_out)
-            more |= density_metrics(target, density.log_prob(held_out), energies, log_z)
-        found = found._replace(metrics=found.metrics | more)
-    found = found._replace(energy_calls=calls)
+            log_prob, energies = density.log_prob(held_out), batched_energies(target, held_out)
+        log_z = getattr(target, "log_z", None)
+        more, notes = densities.judge(density.log_weight, log_prob, energies, log_z)
+        found = found._replace(metrics=found.metrics | more, notes=(*found.notes, *notes))
     if not mcmc_calls:
         return Assessment(found, density and density.name)
-    chains = samples_within(
-        jax.random.fold_in(jax.random.key(seed), 0x3C3C), target, len(x), mcmc_calls, MCMC
-    )
-    mcmc = compare(target, chains.x, reference, n=min(n, len(chains.x)), workers=WORKERS)
+    spread = x if reference is None else reference.validation
+    scale = float(np.sqrt(np.nanmean(spread[np.isfinite(spread)] ** 2)))
+    # fewer ensembles than for a reference: each must reach equilibrium within the same calls
+    settings = Equilibrium(num_chains=16, max_rungs=8, beta_min=0.1, scale=scale)
+    key = jax.random.fold_in(jax.random.key(seed), 0x3C3C)
+    chains = samples_within(key, target, len(x), mcmc_calls, settings)
+    mcmc = compare(target, chains.x, reference, n=n, workers=WORKERS, energies=-chains.log_density)
     return Assessment(found, density and density.name, mcmc, chains.energy_calls)
-
-
-# fewer ensembles than for a reference: each must reach equilibrium within the same calls
-MCMC = Equilibrium(num_chains=16, max_rungs=8, beta_min=0.1)
 
 
 def ruler(reference: Reference | Path | None) -> Reference | None:
@@ -149,7 +147,7 @@ def assess(
     dim: int | None = None,
     particles: tuple[int, int] | None = None,
     settings: Sequence[str] = (),
-    likelihood: str = "none",
+    likelihood: str = "auto",
     likelihood_n: int = 1000,
     mcmc_calls: int = 0,
     reference: Reference | Path | None = None,
@@ -163,12 +161,17 @@ def assess(
     name, built = named_target(target, about, dim=dim, particles=particles)
     stored = samples if isinstance(samples, Stored) else Stored(np.asarray(samples))
     stored = fitting(stored, built.space.shape, "samples")
+    stored = stored._replace(x=np.asarray(built.space.project(stored.x)))
+    check_sizes(n, likelihood_n)
+    if likelihood not in ("auto", "flow", "none"):
+        raise UserError(
+            "likelihood: native needs a run; of samples alone only 'flow', 'auto' (weights that "
+            f"come with them) or 'none' can be had, got {likelihood!r}"
+        )
     density = None
     if likelihood == "flow":
         density = flow_density(built, stored.x, likelihood_n, seed)
-    elif likelihood == "native":
-        raise UserError("likelihood: native needs a run; of samples alone only 'flow' can be had")
-    elif stored.log_weight is not None:
+    elif likelihood == "auto" and stored.log_weight is not None:
         density = Density(stored.log_weight, None, 0, "the file")
     found = ruler(reference)
     if found is None and (isinstance(target, str) or hasattr(built, "sample")):
@@ -181,6 +184,14 @@ def assess(
         raise UserError(str(error)) from error
 
 
+def check_sizes(n: int, likelihood_n: int) -> None:
+    """Refuse what no standard error could be given for."""
+    if n < 10:
+        raise UserError(f"n: expected blocks of at least 10 samples, got {n}")
+    if likelihood_n < densities.FEWEST:
+        raise UserError(f"likelihood_n: expected at least {densities.FEWEST}, got {likelihood_n}")
+
+
 def flow_density(target: Target, x: np.ndarray, n: int, seed: int) -> Density:
     """The paper's protocol: an OT-CFM flow trained on x; weights at n of its own samples."""
     from demx.evaluate.flow_matching import fit_flow, likelihoods
@@ -188,7 +199,10 @@ def flow_density(target: Target, x: np.ndarray, n: int, seed: int) -> Density:
 
     key_fit, key_sample = jax.random.split(jax.random.fold_in(jax.random.key(seed), 0xF10))
     good = np.isfinite(x.reshape(len(x), -1)).all(axis=1)
-    flow = fit_flow(key_fit, x[good], target.space)
+    try:
+        flow = fit_flow(key_fit, x[good], target.space)
+    except ValueError as error:
+        raise UserError(f"likelihood: no flow can be trained on these samples ({error})") from error
     drawn, log_prob = (np.asarray(a) for a in draw(flow, key_sample, n))
     log_weight = -batched_energies(target, drawn) - log_prob
     # outside the support, or where the solver gave up: weight 0

@@ -201,8 +201,8 @@ def report(run: Run, /, n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1000)
     """
     from demx.report import html
 
-    if n < 2:
-        raise UserError(f"expected -n of at least 2, got {n}")
+    if n < 10:
+        raise UserError(f"expected -n of at least 10, got {n}")
     print(html.write(Path(run), n))
 
 

@@ -4,6 +4,7 @@ from demx.evaluate.evaluation import Evaluation, Metric
 
 # Vehtari et al. (2024): beyond it the mean of the weights converges too slowly to be believed
 RELIABLE_K = 0.7
+SLIGHT = 3.5  # standard errors
 FEW = 0.1  # effective share of the weights below which reweighting rests on few samples
 
 
@@ -11,19 +12,20 @@ def word(name: str, metric: Metric) -> str:
     """One metric's verdict: 'at the floor', 'above', 'as reference', 'off', …"""
     if name == "psis_k":
         return "weights reliable" if metric.value < RELIABLE_K else "weights unreliable"
-    if name == "ess" or metric.floor is None:
+    if name in UNJUDGED or metric.floor is None:
         return ""
     if name == "modes_hit":
-        return "all" if metric.value == metric.floor else "modes missing"
-    if name in ("log_z_lower", "log_z_upper"):
-        return ""  # bounds: their distance to log Z is a matter of degree, not of noise
+        missing = metric.value < metric.floor - 2 * metric.standard_error
+        return "modes missing" if missing else "all"
     if metric.two_sided:
         return "as reference" if metric.at_floor else "off"
-    if metric.saturated:
-        return "says little"
-    return "at the floor" if metric.at_floor else "above"
+    if metric.at_floor:
+        return "says little" if metric.saturated else "at the floor"
+    return "above"
 
 
+# matters of degree, not of noise: how far q is from p, told in `_weights`
+UNJUDGED = ("ess", "nll", "log_z_lower", "log_z_upper")
 GOOD = ("at the floor", "as reference", "all")
 POOR = ("above", "off", "modes missing")
 
@@ -35,7 +37,7 @@ def sentences(found: Evaluation) -> list[str]:
     words = {name: word(name, metric) for name, metric in found.metrics.items()}
     good = [name for name, w in words.items() if w in GOOD]
     poor = [name for name, w in words.items() if w in POOR]
-    said = []
+    said = [*found.notes]
     if not good and not poor:
         said.append(
             "There is no reference for this target, so how close the samples are cannot be said; "
@@ -46,7 +48,13 @@ def sentences(found: Evaluation) -> list[str]:
     else:
         worst = sorted(poor, key=lambda name: -abs(found.metrics[name].gap or 0.0))
         told = ", ".join(_how_far(name, found.metrics[name]) for name in worst)
-        said.append(f"These are not yet perfect samples: {told}.")
+        # of ten metrics, one is beyond two standard errors by chance every third time
+        slight = all(abs(found.metrics[name].gap or 0.0) < SLIGHT for name in poor)
+        said.append(
+            f"Hardly told from perfect samples; only {told}."
+            if slight and "modes_hit" not in poor
+            else f"These are not yet perfect samples: {told}."
+        )
         if good:
             said.append(f"At the floor: {', '.join(good)}.")
     said += _modes(found) + _weights(found)
@@ -71,10 +79,8 @@ def _how_far(name: str, metric: Metric) -> str:
 
 
 def _modes(found: Evaluation) -> list[str]:
-    if "modes_hit" in found.metrics or "mode_tv" in found.metrics:
-        return []
-    if "ess" in found.metrics and not any(m.floor for m in found.metrics.values()):
-        return ["Weights cannot see a mode that was never visited."]
+    if "ess" in found.metrics and "w2" not in found.metrics:
+        return ["Weights alone cannot see a mode that was never visited."]
     return []
 
 
@@ -82,11 +88,19 @@ def _weights(found: Evaluation) -> list[str]:
     if "psis_k" not in found.metrics:
         return []
     k, share = found.metrics["psis_k"].value, found.metrics["ess"].value
+    said = []
     if k >= RELIABLE_K:
-        return [
+        said.append(
             f"The importance weights cannot be trusted (k̂ = {k:.2f} ≥ {RELIABLE_K}): reweighted "
             "means and log Z may be far off."
-        ]
-    if share < FEW:
-        return [f"The weights hold (k̂ = {k:.2f}) but rest on {100 * share:.1f} % of the samples."]
-    return [f"The importance weights can be trusted (k̂ = {k:.2f}, ESS {share:.2f})."]
+        )
+    elif share < FEW:
+        said.append(
+            f"The weights hold (k̂ = {k:.2f}) but rest on {100 * share:.1f} % of the samples."
+        )
+    else:
+        said.append(f"The importance weights can be trusted (k̂ = {k:.2f}, ESS {share:.2f}).")
+    if "log_z_upper" in found.metrics:
+        gap = found.metrics["log_z_upper"].value - found.metrics["log_z_lower"].value
+        said.append(f"The bounds on log Z are {gap:.3g} nats apart.")
+    return said

@@ -119,7 +119,7 @@ class Matching(eqx.Module):
         trainable = eqx.filter(model, eqx.is_inexact_array)
         contents = self.buffer.init(self.target.space) if contents is None else contents
         opt_state = self.training.optimiser().init(trainable)
-        step_size = jnp.asarray(0.0 if self.moves is None else self.moves.step_size)
+        step_size = jnp.asarray(0.0 if self.moves is None else self.moves.step_size, float)
         return State(model, model, opt_state, contents, jnp.zeros((), int), step_size)
 
     def fill(self, key: PRNGKeyArray, state: State) -> Filled:
@@ -135,8 +135,12 @@ class Matching(eqx.Module):
         step_size, acceptance = state.step_size, None
         if self.moves is not None:
             moved = self.moves(key_moves, self.target, points, step_size)
-            points, log_density, step_size = moved.points, moved.log_density, moved.step_size
-            acceptance = moved.acceptance
+            step_size, acceptance = moved.step_size, moved.acceptance
+            # what the moves could not bring into the support is counted, and stays as it was
+            inside = jnp.isfinite(moved.log_density)
+            points = jnp.where(inside.reshape(keep.shape), moved.points, points)
+            log_density = moved.log_density
+            lost = lost + jnp.sum(~inside)
         elif self.buffer.needs_energy:
             log_density, _, bad = evaluate(self.target, points)
             lost = lost + jnp.sum(bad)

@@ -129,7 +129,8 @@ class Tempering(eqx.Module):
         count, rungs = chains.log_density.shape
         gap = ladder.beta[:-1] - ladder.beta[1:]
         difference = chains.log_density[:, 1:] - chains.log_density[:, :-1]
-        log_ratio = gap[None] * jnp.where(jnp.isfinite(difference), difference, -jnp.inf)
+        # nan: both outside the support, nothing to gain; +∞: the colder one is rescued
+        log_ratio = gap[None] * jnp.where(jnp.isnan(difference), -jnp.inf, difference)
         turn = jnp.arange(rungs - 1) % 2 == chains.turn % 2
         uniform = jax.random.uniform(key, log_ratio.shape)
         swap = (jnp.log(uniform) < log_ratio) & turn[None]

@@ -1,0 +1,68 @@
+"""What a density q says: importance weights at its samples, likelihoods at reference samples."""
+
+import numpy as np
+
+from demx.evaluate import weights
+from demx.evaluate.evaluation import Metric
+
+FEWEST = 100  # samples that a tail index or a bound can be read from
+TOLERATED = 0.05  # share of unfinished solves beyond which an estimate is not given
+
+
+def weight_metrics(log_weight: np.ndarray, log_z: float | None = None) -> dict[str, Metric]:
+    """What the importance weights p̃/q of n samples say; perfect: ESS 1, both bounds at log Z."""
+    n = len(log_weight)
+    known = {} if log_z is None else {"floor": log_z, "floor_standard_error": 0.0}
+    return {
+        "ess": Metric(*weights.ess(log_weight), 1.0, 0.0, n, two_sided=True),
+        "psis_k": Metric(*weights.psis_k(log_weight), n=n),
+        "log_z_lower": Metric(*weights.log_z_lower(log_weight), **known, n=n, two_sided=True),
+        "log_z_is": Metric(*weights.log_z_is(log_weight), **known, n=n, two_sided=True),
+    }
+
+
+def likelihood_metrics(
+    log_prob: np.ndarray, energies: np.ndarray, log_z: float | None = None
+) -> dict[str, Metric]:
+    """What q says of n reference samples with energies E: mean -log q, and the EUBO.
+
+    EUBO - log Z = KL(p‖q). The entropy, mean E + log Z, stands beside the NLL, but both are means
+    over the same samples: their difference has the EUBO's standard error, not their own.
+    """
+    n = len(log_prob)
+    upper, nll = weights.log_z_upper(-energies - log_prob), weights.nll(log_prob)
+    if log_z is None:
+        return {"nll": Metric(*nll, n=n), "log_z_upper": Metric(*upper, n=n)}
+    entropy = float(energies.mean()) + log_z
+    error = float(energies.std(ddof=1) / n**0.5)
+    return {
+        "nll": Metric(*nll, entropy, error, n),
+        "log_z_upper": Metric(*upper, log_z, 0.0, n, two_sided=True),
+    }
+
+
+def judge(
+    log_weight: np.ndarray,
+    log_prob: np.ndarray | None,
+    energies: np.ndarray | None,
+    log_z: float | None,
+) -> tuple[dict[str, Metric], list[str]]:
+    """All that can be said, and notes on what cannot: nothing is dropped without a word."""
+    found, notes = {}, []
+    lost = int((~np.isfinite(log_weight)).sum())
+    if lost:
+        notes.append(f"{lost} of {len(log_weight)} weights are 0: no finite density or energy.")
+    if len(log_weight) - lost < FEWEST:
+        notes.append(f"Fewer than {FEWEST} weights are left: nothing is said of them.")
+    else:
+        found |= weight_metrics(log_weight, log_z)
+    if log_prob is not None and energies is not None:
+        good = np.isfinite(log_prob)
+        lost = int((~good).sum())
+        if lost:
+            notes.append(f"At {lost} of {len(log_prob)} reference samples the solver gave up.")
+        if lost <= TOLERATED * len(log_prob):
+            found |= likelihood_metrics(log_prob[good], energies[good], log_z)
+        else:
+            notes.append("These are too many for an NLL.")
+    return found, notes
