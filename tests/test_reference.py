@@ -109,7 +109,7 @@ def test_tempering_finds_unequal_weights(seed):
 def test_moves_stay_in_the_subspace(key):
     target = lennard_jones(num_particles=4)
     drawn = equilibrium.samples_within(
-        key, target, 64, 60_000, Equilibrium(num_chains=4, max_rungs=3)
+        key, target, 64, 60_000, Equilibrium(num_chains=8, max_rungs=2)
     )
     assert drawn.x.shape == (64, 4, 3)
     np.testing.assert_allclose(drawn.x.mean(axis=1), 0, atol=1e-5)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike
 
@@ -161,7 +162,7 @@ def assess(
     name, built = named_target(target, about, dim=dim, particles=particles)
     stored = samples if isinstance(samples, Stored) else Stored(np.asarray(samples))
     stored = fitting(stored, built.space.shape, "samples")
-    stored = stored._replace(x=np.asarray(built.space.project(stored.x)))
+    stored = stored._replace(x=np.asarray(built.space.project(jnp.asarray(stored.x))))
     check_sizes(n, likelihood_n)
     if likelihood not in ("auto", "flow", "none"):
         raise UserError(

@@ -21,6 +21,7 @@ from demx.space import MeanFree, distances, normal
 from demx.types import Target
 
 RHAT = 1.01
+SEGMENT = 128  # transitions of the first burn-in segment
 COMPACT, DISPERSED = 500, 100  # descent steps of the two kinds of start
 
 
@@ -149,11 +150,12 @@ class Sampler:
         """Rounds of doubling length; the ladder is spaced anew after each but the last."""
         tune = eqx.filter_jit(self.tempering.tune)
         for i in range(rounds):
-            steps = length * 2**i
-            self.chains, self.ladder, moved = tune(
-                self._next_key(), self.chains, self.ladder, steps
-            )
-            self.energy_calls += steps * self.tempering.calls(self.chains)
+            for piece in range(2**i):  # of one length, so that only a new ladder is compiled anew
+                begin = jnp.asarray(piece * length)
+                self.chains, self.ladder, moved = tune(
+                    self._next_key(), self.chains, self.ladder, length, begin
+                )
+            self.energy_calls += length * 2**i * self.tempering.calls(self.chains)
             if i < rounds - 1:
                 new = respace(self.ladder, np.asarray(moved.rejection), self.settings.max_rungs)
                 self.chains, self.ladder = resize(self.chains, self.ladder, new), new
@@ -170,9 +172,11 @@ class Sampler:
 
     def burn_in(self, report=lambda text: None) -> tuple[float, int, bool]:
         """Segments of doubling length until R-hat < 1.01: (τ, transitions spent, converged)."""
-        length, spent = 128, 0
+        length, spent = SEGMENT, 0
         while True:
-            _, _, seen = self.advance(length, 1)
+            # in pieces of one length, which are compiled once
+            pieces = [self.advance(SEGMENT, 1)[2] for _ in range(length // SEGMENT)]
+            seen = np.concatenate(pieces, axis=1)
             spent += length
             worst = float(np.max(rhat(seen)))
             tau = max(autocorrelation_time(seen[..., i]) for i in range(seen.shape[-1]))

@@ -157,13 +157,18 @@ class Tempering(eqx.Module):
         return chains, Moved(acceptance, rejection)
 
     def tune(
-        self, key: PRNGKeyArray, chains: Chains, ladder: Ladder, num_transitions: int
+        self,
+        key: PRNGKeyArray,
+        chains: Chains,
+        ladder: Ladder,
+        num_transitions: int,
+        begin: Int[Array, ""] | int = 0,
     ) -> tuple[Chains, Ladder, Moved]:
         """Transitions while step sizes follow the acceptance (Robbins-Monro).
 
         Every replica adapts on its own, so that one that starts badly can free itself; the ladder
         then gets the median over the ensembles, and acceptances and rejections are means over
-        the second half.
+        the second half. begin: transitions of this round made before, as steps adapt ever less.
         """
         rungs = ladder.beta.shape[0]
         log_step = jnp.broadcast_to(jnp.log(ladder.step_size), (chains.position.shape[0], rungs))
@@ -176,7 +181,7 @@ class Tempering(eqx.Module):
             return (chains, log_step + rate * (moved.acceptance - ACCEPTANCE)), moved
 
         keys = jax.random.split(key, num_transitions)
-        index = jnp.arange(num_transitions, dtype=ladder.beta.dtype)
+        index = (begin + jnp.arange(num_transitions)).astype(ladder.beta.dtype)
         (chains, log_step), moved = jax.lax.scan(body, (chains, log_step), (keys, index))
         moved = jax.tree.map(lambda a: jnp.mean(a[num_transitions // 2 :], axis=(0, 1)), moved)
         return chains, Ladder(ladder.beta, jnp.exp(jnp.median(log_step, axis=0))), moved
