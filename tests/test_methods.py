@@ -39,7 +39,8 @@ def test_contract(method, name, key):
     for i in range(3):
         state, info = made.step(jax.random.fold_in(key, i), state)
     assert isinstance(info, Info)
-    assert all(jnp.isfinite(value) for value in info)
+    assert all(jnp.isfinite(value) for value in info if value is not None)
+    assert info.acceptance is None  # there are no moves by default
     # 2 regressions of 8 points with 8 samples each
     assert made.calls_per_step == 2 * 8 * 8
     after = jax.tree.leaves(state)
@@ -49,6 +50,29 @@ def test_contract(method, name, key):
     assert samples.x.shape == (5, *target.space.shape)
     assert jnp.isfinite(samples.x).all()
     np.testing.assert_allclose(target.space.project(samples.x), samples.x, atol=1e-4)
+
+
+def test_moves_bring_points_closer_and_are_counted(key):
+    """Points in the buffer have lower energies than without moves; calls are exact."""
+    found = {}
+    for name, extra in {
+        "with": {"moves": {"num_steps": 10, "num_leapfrog": 3}},
+        "without": {},
+    }.items():
+        target, made = small("idem", "lj13", **extra)
+        state = made.init(key)
+        traces = set()
+        for i in range(2):
+            traces.add(jax.tree.structure(state))
+            state, info = made.step(jax.random.fold_in(key, i), state)
+        assert len(traces) == 1
+        filled = int(state.contents.size)
+        energies = -jax.vmap(target.log_density)(state.contents.points[:filled])
+        found[name] = float(jnp.median(energies)), made.calls_per_step, info.acceptance
+    assert found["with"][0] < found["without"][0]
+    new = SMALL["training"]["new_samples"]
+    assert found["with"][1] - found["without"][1] == new * (1 + 10 * 3)
+    assert 0 < float(found["with"][2]) <= 1
 
 
 @pytest.mark.parametrize("method", METHODS)
