@@ -38,7 +38,7 @@ def main() -> None:
         medians = [h["evaluation"]["energy_median"] for h in history if "evaluation" in h]
         print(f"seed {seed}: {p.step} outer loops, {p.seconds:.0f} s, {p.energy_calls:,} calls")
         print("  median energy while training:", " ".join(f"{m:.5g}" for m in medians))
-        print("  bad", sum(h["bad"] for h in history), "samples not finite", found[-1].bad)
+        print("  bad", sum(h["bad"] for h in history), "samples not finite", found[-1].samples.bad)
     print(f"\n{'metric':15}{'n':>7}  {'mean over seeds':>22}  {'floor':>20}  each seed")
     for name in found[0].metrics:
         metrics = [f.metrics[name] for f in found]
