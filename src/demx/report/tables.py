@@ -3,6 +3,7 @@
 import inspect
 import json
 import math
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,7 +120,8 @@ def rows(about: About, found: Assessment) -> tuple[list[str], list[list[str]]]:
 
 
 def show(about: About, found: Assessment) -> None:
-    console = Console(soft_wrap=True)
+    # written to a file or a pipe, nothing need be cut at 80 columns
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 120)
     title = f"{about.sampler} on {about.target}"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     header, cells = rows(about, found)
