@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from demx.estimator import Clipped, Conditional, Jensen, LogSumExp, Mixed, Ratio, Richardson
+from demx.estimator import Jensen, LogSumExp, Mixed, Ratio
 from demx.networks import egnn, lean, mlp
 from demx.noise import Geometric, Linear, LinearSDE, VariancePreserving
 from demx.space import Euclidean, MeanFree
@@ -13,6 +13,7 @@ from demx.targets.function import FunctionTarget
 from demx.targets.gaussian_mixture import GaussianMixture, gaussian_mixture, gmm40
 from demx.targets.lennard_jones import lennard_jones, lj13, lj55
 from demx.targets.many_well import many_well
+from demx.wrappers import Clipped, Conditional, Richardson
 
 
 def asymmetric() -> GaussianMixture:

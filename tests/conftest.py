@@ -1,6 +1,7 @@
 """Strict flags, a seed that is printed, and shape checks at run time."""
 
 import jax
+import numpy as np
 import pytest
 from jaxtyping import install_import_hook
 
@@ -19,6 +20,11 @@ def seed(request) -> int:
     value = request.config.getoption("--seed")
     print(f"seed {value}: repeat with pytest --seed {value}")
     return value
+
+
+@pytest.fixture
+def rng(seed):
+    return np.random.default_rng(seed)
 
 
 @pytest.fixture

@@ -1,19 +1,15 @@
 """Estimators of the smoothed score, against the closed form of mixtures."""
 
-import functools
-
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from at_one_point import VARIANCE, X, exact, repeated
 from cases import CONSISTENT, ESTIMATORS, PARTICLES, TARGETS, asymmetric
 from demx import estimator as module
 from demx.draws import Draws, estimate_batch
 from demx.estimator import (
-    Clipped,
-    Conditional,
     Jensen,
     LogSumExp,
     Mixed,
@@ -22,42 +18,7 @@ from demx.estimator import (
 from demx.space import Euclidean, normal
 from demx.targets.function import FunctionTarget
 from demx.targets.gaussian_mixture import GaussianMixture
-
-X = jnp.array([1.0, 0.5])
-VARIANCE = jnp.asarray(0.8)
-
-
-def posterior(target) -> GaussianMixture:
-    """p(x_0 | x_t = X) of a mixture is a mixture: weights by evidence, means pulled to X."""
-    precision = target.scales**-2 + 1 / VARIANCE
-    means = (target.means * target.scales**-2 + X[None] / VARIANCE) / precision
-    smoothed = target.smoothed(VARIANCE)
-    weights = jax.nn.softmax(smoothed._log_terms(X[None])[0])
-    return eqx.tree_at(
-        lambda m: (m.means, m.scales, m.log_weights),
-        target,
-        (means, precision**-0.5, jnp.log(weights)),
-    )
-
-
-@functools.partial(jax.jit, static_argnums=(0, 2, 3))
-def repeated(name, key, num_samples, repeats):
-    """Independent estimates at one point, (repeats, 2), conditional on x_0 ~ p(x_0 | x_t)."""
-    target, estimator = asymmetric(), ESTIMATORS[name]
-    key_noise, key_origin = jax.random.split(key)
-    origin = posterior(target).sample(key_origin, repeats)
-
-    def one(args):
-        key, x_0 = args
-        noise = jax.random.normal(key, (num_samples, 2))
-        return estimator(noise, target, VARIANCE, X, x_0)
-
-    keys = jax.random.split(key_noise, repeats)
-    return jax.lax.map(one, (keys, origin), batch_size=256)
-
-
-def exact() -> np.ndarray:
-    return np.asarray(jax.grad(asymmetric().smoothed(VARIANCE).log_density)(X))
+from demx.wrappers import Clipped
 
 
 @pytest.mark.parametrize("name", CONSISTENT)
@@ -92,40 +53,6 @@ def test_bias_falls_like_one_over_k(key):
     assert all(b > 10 * e for b, e in zip(biases, errors, strict=True))
     slope = np.polyfit(np.log(sizes), np.log(biases), 1)[0]
     assert slope == pytest.approx(-1, abs=0.2)
-
-
-@pytest.mark.parametrize("antithetic", [True, False])
-@pytest.mark.parametrize("num_samples", [3, 4])
-def test_conditional_sampling_has_no_bias_at_any_k(antithetic, num_samples, key):
-    """With x_0 ~ p(x_0 | x_t) kept, the mean over repeats is exact even for K = 3 and 4."""
-    target, draws, repeats = asymmetric(), Draws(num_samples, True, antithetic), 400_000
-    key_origin, key_noise = jax.random.split(key)
-    origin = posterior(target).sample(key_origin, repeats)
-
-    @jax.jit
-    def run(keys, origin):
-        def one(args):
-            key_pool, x_0 = args
-            noise = draws.block(key_pool, target.space)
-            return Conditional(LogSumExp())(noise, target, VARIANCE, X, x_0).score
-
-        return jax.lax.map(one, (keys, origin), batch_size=4096)
-
-    kept = run(jax.random.split(key_noise, repeats), origin)
-    error = np.asarray(jnp.std(kept, axis=0)) / repeats**0.5
-    assert (np.abs(np.asarray(jnp.mean(kept, axis=0)) - exact()) < 4.5 * error).all()
-    plain = repeated("log_sum_exp", key, 4, repeats).score
-    assert np.linalg.norm(np.asarray(jnp.mean(plain, axis=0)) - exact()) > 0.1
-
-
-def test_richardson_takes_out_most_of_the_bias(key):
-    gaps = {
-        name: np.linalg.norm(
-            np.asarray(jnp.mean(repeated(name, key, 32, 100_000).score, 0)) - exact()
-        )
-        for name in ("log_sum_exp", "richardson")
-    }
-    assert gaps["richardson"] < 0.5 * gaps["log_sum_exp"]
 
 
 def test_own_variance_is_the_variance_over_repeats(key):
@@ -234,24 +161,6 @@ def test_draws_keep_the_law_of_each_estimate(shared, antithetic, key):
     assert (gap < 4.5 * error + (0.01 if antithetic else 0)).all()
 
 
-def test_clipping_shortens_and_counts(key):
-    target = TARGETS["lj13"]
-    x = 0.1 * normal(key, target.space)
-    noise = normal(key, target.space, (16,))
-    clipped = Clipped(LogSumExp(), max_norm=5.0)(noise, target, jnp.asarray(1e-4), x, x)
-    assert float(clipped.clipped) == 1
-    assert np.allclose(jnp.mean(clipped.score, axis=0), 0, atol=1e-5)
-    by_sigma = Clipped(LogSumExp(), max_sigmas=2.0)(noise, target, jnp.asarray(1e-4), x, x)
-    # projecting out the mean after clipping can lengthen a vector, at most to twice
-    assert float(jnp.max(jnp.linalg.norm(by_sigma.score, axis=-1))) <= 2 * 2.0 / 1e-2
-
-
-def test_clipping_keeps_the_direction_of_huge_vectors():
-    shortened, over = module.shorten(jnp.array([[3e25, 4e25], [0.3, 0.4], [0.0, 0.0]]), 10.0)
-    np.testing.assert_allclose(shortened, [[6.0, 8.0], [0.3, 0.4], [0.0, 0.0]], rtol=1e-5)
-    assert over[:, 0].tolist() == [True, False, False]
-
-
 def test_ratio_overflows_where_log_sum_exp_does_not(key):
     target = FunctionTarget(lambda x: jnp.sum(x**2) + 500.0, Euclidean(2))
     noise = jax.random.normal(key, (64, 2))
@@ -279,15 +188,6 @@ def test_energy_calls_are_what_the_target_sees(name, key):
     estimator(jax.random.normal(key, (10, 2)), target, VARIANCE, X, X)
     jax.effects_barrier()
     assert len(seen) == estimator.cost * 10
-
-
-def test_conditional_keeps_x_0_among_the_samples(key):
-    """At a noise level where every other sample is hopeless, x_0 carries all the weight."""
-    target = GaussianMixture(np.zeros((1, 2)), np.array([1e-3]))
-    x, x_0 = jnp.array([3.0, 0.0]), jnp.zeros(2)
-    noise = jax.random.normal(key, (64, 2))
-    found = Conditional(Mixed(1e-6))(noise, target, jnp.asarray(4.0), x, x_0)
-    np.testing.assert_allclose(found.score, (x_0 - x) / 4.0, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from demx.evaluate import reference as references
 from demx.evaluate.evaluation import batched_energies, finite_rows
 from demx.evaluate.metrics import energy_w2, w2
 from demx.evaluate.reference import Reference
+from demx.evaluate.weights import ess, log_z_is
 from demx.progress import ProgressLine
 from demx.resolve import check_warm_start, resolve, rows
 from demx.store import Store
@@ -161,11 +161,10 @@ def log_z(drawn: Samples) -> LogZ:
             "estimate would be too low; train longer"
         )
     log_weight = np.asarray(drawn.log_weight, float)
-    largest = log_weight.max()
-    w = np.exp(log_weight - largest)
-    error = w.std(ddof=1) / w.mean() / math.sqrt(n)
-    ess = w.sum() ** 2 / (n * (w**2).sum())
-    return LogZ(float(largest + np.log(w.mean())), float(error), float(ess), n, drawn.bad)
+    try:
+        return LogZ(*log_z_is(log_weight), ess(log_weight).value, n, drawn.bad)
+    except ValueError as error:
+        raise UserError(f"log_z: {error}") from error
 
 
 NO_DENSITY = "this sampler does not know its own density (a method without one, or a pinned score)"

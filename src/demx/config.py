@@ -20,7 +20,7 @@ from demx import registry
 from demx.buffer import BUFFERS
 from demx.draws import Draws
 from demx.errors import UserError
-from demx.estimator import ESTIMATORS, WRAPPERS, Clipped
+from demx.estimator import ESTIMATORS
 from demx.methods import METHODS
 from demx.methods.idem import Parts, Pin
 from demx.methods.matching import Training
@@ -32,6 +32,7 @@ from demx.sde import RULES, Grid
 from demx.space import MeanFree, Space
 from demx.targets import TARGETS
 from demx.types import Method, Target
+from demx.wrappers import WRAPPERS, Clipped
 
 KINDS: dict[str, Mapping[str, Any]] = {
     "noise": NOISES,

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from demx.energy import evaluate
-from demx.estimator import shorten
 from demx.noise import Noise
 from demx.space import Space
 from demx.types import Target
+from demx.wrappers import shorten
 
 
 class Plain(eqx.Module):

@@ -3,8 +3,8 @@
 NumPy and SciPy only: the workers import this module, and should not wait for JAX.
 """
 
+import io
 import os
-import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -138,10 +138,11 @@ def _in_process(x: np.ndarray, y: np.ndarray, species: np.ndarray | None) -> np.
     Threads would share one lock, handed over at every assignment of a few µs; a fork is unsafe
     beside JAX's threads; multiprocessing's spawn would run the caller's script a second time.
     """
-    path = os.pathsep.join(sys.path)
+    path, given = os.pathsep.join(sys.path), io.BytesIO()
+    np.savez(given, x=x, y=y, **({} if species is None else {"species": species}))
     done = subprocess.run(
         [sys.executable, "-c", "from demx.evaluate import alignment; alignment._worker()"],
-        input=pickle.dumps((x, y, species)),
+        input=given.getvalue(),
         stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         check=True,
@@ -150,4 +151,5 @@ def _in_process(x: np.ndarray, y: np.ndarray, species: np.ndarray | None) -> np.
 
 
 def _worker() -> None:
-    sys.stdout.buffer.write(_costs(*pickle.load(sys.stdin.buffer)).tobytes())
+    with np.load(io.BytesIO(sys.stdin.buffer.read()), allow_pickle=False) as given:
+        sys.stdout.buffer.write(_costs(given["x"], given["y"], given.get("species")).tobytes())

@@ -52,7 +52,7 @@ class Equilibrium(eqx.Module):
 
 
 class Drawn(NamedTuple):
-    """Samples in order of chain, then time, (C·keep, *shape), and what vouches for them."""
+    """Samples (n, *shape), the chains in turn, and what vouches for them."""
 
     x: np.ndarray
     log_density: np.ndarray
@@ -258,9 +258,6 @@ def equilibrium_samples(
         if all(passes(found).values()) or attempt == 4:
             break
         thin *= 2
-    x = np.asarray(jax.jit(jax.vmap(target.space.configuration))(u.reshape(-1, u.shape[-1])))
-    # the same number from every chain, and what is over from the last ones
-    order = np.arange(len(x)).reshape(settings.num_chains, keep).T.ravel()[:n]
     diagnostics = found | {
         "tau": tau,
         "thin": thin,
@@ -271,7 +268,14 @@ def equilibrium_samples(
         "acceptance": [round(float(a), 3) for a in sampler.acceptance],
         "rejection": [round(float(r), 3) for r in sampler.rejection],
     }
-    return Drawn(x[order], value.ravel()[order], diagnostics, sampler.energy_calls)
+    return _drawn(sampler, n, u, value, diagnostics)
+
+
+def _drawn(sampler: Sampler, n: int, u: np.ndarray, value: np.ndarray, diagnostics: dict) -> Drawn:
+    """n of the kept states (C, keep, dof): the first of every chain, then the second, and so on."""
+    u, value = np.swapaxes(u, 0, 1).reshape(-1, u.shape[-1])[:n], value.T.ravel()[:n]
+    x = np.asarray(jax.jit(jax.vmap(sampler.target.space.configuration))(u))
+    return Drawn(x, value, diagnostics, sampler.energy_calls)
 
 
 def samples_within(
@@ -289,6 +293,4 @@ def samples_within(
     sampler.advance(1, max(1, left // 5))
     keep = min(math.ceil(n / settings.num_chains), max(1, left * 4 // 5))
     u, value, _ = sampler.advance(keep, max(1, left * 4 // 5 // keep))
-    x = np.asarray(jax.jit(jax.vmap(target.space.configuration))(u.reshape(-1, u.shape[-1])))
-    order = np.arange(len(x)).reshape(settings.num_chains, keep).T.ravel()[:n]
-    return Drawn(x[order], value.ravel()[order], {}, sampler.energy_calls)
+    return _drawn(sampler, n, u, value, {})

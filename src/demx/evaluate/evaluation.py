@@ -231,7 +231,7 @@ def compare(
             *_assess(c, c.affordable(samples, WORK), test), *known[c.name], n, worst=worst
         )
     if all(hasattr(target, name) for name in ("modes", "mode_scale", "log_weights", "sample")):
-        found |= _mode_metrics(target, cloud, reference)
+        found |= _mode_metrics(target, cloud)
     notes = () if reference.passed else (UNMET,)
     return Evaluation(found, n, len(samples), bad, calls, notes)
 
@@ -250,7 +250,7 @@ def _median(values: np.ndarray) -> Metric:
     return Metric(float(np.median(values)), float(0.5 * (high - low)), n=n)
 
 
-def _mode_metrics(target: Target, cloud: Cloud, reference: Reference) -> dict[str, Metric]:
+def _mode_metrics(target: Target, cloud: Cloud) -> dict[str, Metric]:
     """Modes found, their weights and outliers, of all samples; floors by exact sets of that size.
 
     The weights' total variation is read against the true weights, so its floor shrinks like n^-½.
