@@ -36,7 +36,7 @@ def repeated(name, key, num_samples, repeats):
 
     def one(args):
         key, x_0 = args
-        noise = jax.random.normal(key, (num_samples, 2))
+        noise = jax.random.normal(key, (2, num_samples))
         return estimator(noise, target, VARIANCE, X, x_0)
 
     keys = jax.random.split(key_noise, repeats)

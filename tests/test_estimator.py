@@ -64,7 +64,7 @@ def test_own_variance_is_the_variance_over_repeats(key):
 def test_jensen_is_the_gradient_of_the_mean_energy(key):
     """∇E[-E(x_t + σε)], which is not the score: for E = |x|⁴ it is -(4|x|² + 4(d+2)σ²)x."""
     target = FunctionTarget(lambda x: jnp.sum(x**2) ** 2, Euclidean(2))
-    noise = jax.random.normal(key, (400_000, 2))
+    noise = jax.random.normal(key, (2, 400_000))
     found = Jensen()(noise, target, jnp.asarray(0.25), X, X)
     want = -(4 * float(jnp.sum(X**2)) + 4 * 4 * 0.25) * X
     assert (np.abs(found.score - want) < 4 * float(jnp.sqrt(found.variance))).all()
@@ -72,7 +72,7 @@ def test_jensen_is_the_gradient_of_the_mean_energy(key):
 
 def test_mix_is_noiseless_for_a_gaussian(key):
     target = GaussianMixture(np.array([[1.0, -2.0]]), np.array([0.7]))
-    noise = jax.random.normal(key, (8, 2))
+    noise = jax.random.normal(key, (2, 8))
     found = Mixed(0.49)(noise, target, VARIANCE, X, X)
     want = jax.grad(target.smoothed(VARIANCE).log_density)(X)
     np.testing.assert_allclose(found.score, want, atol=1e-5)
@@ -87,11 +87,12 @@ def test_equivariance(name, target_name, key):
     n, dim = target.space.shape
     keys = jax.random.split(key, 4)
     x = 1.5 * normal(keys[0], target.space)
-    noise = normal(keys[1], target.space, (32,))
+    noise = jnp.moveaxis(normal(keys[1], target.space, (32,)), 0, -1)
     turn, _ = jnp.linalg.qr(jax.random.normal(keys[2], (dim, dim)))
     order = jax.random.permutation(keys[3], n)
     here = estimator(noise, target, jnp.asarray(0.01), x, x).score
-    there = estimator((noise @ turn)[:, order], target, jnp.asarray(0.01), (x @ turn)[order],
+    turned = jnp.einsum("idk,de->iek", noise, turn)[order]
+    there = estimator(turned, target, jnp.asarray(0.01), (x @ turn)[order],
                       (x @ turn)[order]).score  # fmt: skip
     want = (here @ turn)[order]
     np.testing.assert_allclose(there, want, atol=5e-3 * float(jnp.abs(want).max()))
@@ -99,7 +100,7 @@ def test_equivariance(name, target_name, key):
 
 @pytest.mark.parametrize("name", ["log_sum_exp", "mixed", "ratio"])
 def test_streaming_in_blocks_changes_nothing(name, key, monkeypatch):
-    target, noise = asymmetric(), jax.random.normal(key, (1000, 2))
+    target, noise = asymmetric(), jax.random.normal(key, (2, 1000))
     whole = ESTIMATORS[name](noise, target, VARIANCE, X, X)
     monkeypatch.setattr(module, "BLOCK", 2 * 96)  # 10 blocks of 96 and a rest of 40
     blocks = ESTIMATORS[name](noise, target, VARIANCE, X, X)
@@ -113,8 +114,8 @@ def test_a_block_outside_the_support_does_not_erase_the_others(key, monkeypatch)
     target = FunctionTarget(
         lambda x: jnp.where(x[0] > 1.0, jnp.inf, jnp.sum(x**2) + 200.0), Euclidean(2)
     )
-    noise = jnp.abs(jax.random.normal(key, (64, 2))) * jnp.array([[1.0, 1.0]])
-    noise = noise.at[:32, 0].multiply(-1.0)  # the second half lies beyond the wall
+    noise = jnp.abs(jax.random.normal(key, (2, 64)))
+    noise = noise.at[0, :32].multiply(-1.0)  # the second half lies beyond the wall
     whole = LogSumExp()(noise, target, VARIANCE, X, X)
     monkeypatch.setattr(module, "BLOCK", 2 * 32)
     blocks = LogSumExp()(noise, target, VARIANCE, X, X)
@@ -163,16 +164,16 @@ def test_draws_keep_the_law_of_each_estimate(shared, antithetic, key):
 
 def test_ratio_overflows_where_log_sum_exp_does_not(key):
     target = FunctionTarget(lambda x: jnp.sum(x**2) + 500.0, Euclidean(2))
-    noise = jax.random.normal(key, (64, 2))
+    noise = jax.random.normal(key, (2, 64))
     assert jnp.isnan(Ratio()(noise, target, VARIANCE, X, X).score).all()
     assert jnp.isfinite(LogSumExp()(noise, target, VARIANCE, X, X).score).all()
 
 
 def test_bad_energies_are_counted_and_carry_no_weight(key):
     target = FunctionTarget(lambda x: jnp.where(x[0] > 1.0, jnp.nan, jnp.sum(x**2)), Euclidean(2))
-    noise = jax.random.normal(key, (1000, 2))
+    noise = jax.random.normal(key, (2, 1000))
     found = LogSumExp()(noise, target, VARIANCE, X, X)
-    assert int(found.bad) == int(jnp.sum((X[0] + VARIANCE**0.5 * noise[:, 0]) > 1.0))
+    assert int(found.bad) == int(jnp.sum((X[0] + VARIANCE**0.5 * noise[0]) > 1.0))
     assert jnp.isfinite(found.score).all()
 
 
@@ -185,7 +186,7 @@ def test_energy_calls_are_what_the_target_sees(name, key):
         return jnp.sum(x**2)
 
     estimator, target = ESTIMATORS[name], FunctionTarget(energy, Euclidean(2))
-    estimator(jax.random.normal(key, (10, 2)), target, VARIANCE, X, X)
+    estimator(jax.random.normal(key, (2, 10)), target, VARIANCE, X, X)
     jax.effects_barrier()
     assert len(seen) == estimator.cost * 10
 

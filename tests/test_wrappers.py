@@ -51,7 +51,7 @@ def test_richardson_takes_out_most_of_the_bias(key):
 def test_clipping_shortens_and_counts(key):
     target = TARGETS["lj13"]
     x = 0.1 * normal(key, target.space)
-    noise = normal(key, target.space, (16,))
+    noise = jnp.moveaxis(normal(key, target.space, (16,)), 0, -1)
     clipped = Clipped(LogSumExp(), max_norm=5.0)(noise, target, jnp.asarray(1e-4), x, x)
     assert float(clipped.clipped) == 1
     assert np.allclose(jnp.mean(clipped.score, axis=0), 0, atol=1e-5)
@@ -70,6 +70,6 @@ def test_conditional_keeps_x_0_among_the_samples(key):
     """At a noise level where every other sample is hopeless, x_0 carries all the weight."""
     target = GaussianMixture(np.zeros((1, 2)), np.array([1e-3]))
     x, x_0 = jnp.array([3.0, 0.0]), jnp.zeros(2)
-    noise = jax.random.normal(key, (64, 2))
+    noise = jax.random.normal(key, (2, 64))
     found = Conditional(Mixed(1e-6))(noise, target, jnp.asarray(4.0), x, x_0)
     np.testing.assert_allclose(found.score, (x_0 - x) / 4.0, rtol=1e-3, atol=1e-5)

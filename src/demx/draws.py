@@ -37,26 +37,26 @@ class Draws(eqx.Module):
     def _mirror(self, noise: Array) -> Array:
         if not self.antithetic:
             return noise
-        return jnp.concatenate([noise, -noise])[: self.num_samples]
+        return jnp.concatenate([noise, -noise], axis=-1)[..., : self.num_samples]
 
     def pool(self, key: PRNGKeyArray, space: Space) -> Array:
-        """(P, *shape) normals of R^d, not yet projected."""
+        """(*shape, P) normals of R^d, not yet projected."""
         size = jnp.zeros(space.shape).size
         count = max(self._fresh, min(64 * self._fresh, POOL // size))
-        return jax.random.normal(key, (count, *space.shape))
+        return jax.random.normal(key, (*space.shape, count))
 
     def window(self, key: PRNGKeyArray, pool: Array, space: Space) -> Array:
-        """One point's (K, *shape) block out of the pool."""
+        """One point's (*shape, K) block out of the pool."""
         key_place, key_signs = jax.random.split(key)
-        start = jax.random.randint(key_place, (), 0, pool.shape[0] - self._fresh + 1)
+        start = jax.random.randint(key_place, (), 0, pool.shape[-1] - self._fresh + 1)
         signs = jax.random.rademacher(key_signs, space.shape, pool.dtype)
-        block = jax.lax.dynamic_slice_in_dim(pool, start, self._fresh) * signs[None]
-        return space.project(self._mirror(block))
+        block = jax.lax.dynamic_slice_in_dim(pool, start, self._fresh, axis=-1)
+        return self._mirror(space.project_columns(block * signs[..., None]))
 
     def block(self, key: PRNGKeyArray, space: Space) -> Array:
-        """One point's (K, *shape) block of its own."""
-        noise = jax.random.normal(key, (self._fresh, *space.shape))
-        return space.project(self._mirror(noise))
+        """One point's (*shape, K) block of its own."""
+        noise = jax.random.normal(key, (*space.shape, self._fresh))
+        return self._mirror(space.project_columns(noise))
 
 
 def estimate_batch(

@@ -16,10 +16,13 @@ from demx.types import Target
 
 
 class Evaluation(NamedTuple):
-    """log p̃ and its gradient at N points; `bad` marks where either was not finite."""
+    """log p̃ and its gradient at N points; `bad` marks where either was not finite.
+
+    The score is (N, *shape) from `evaluate`, (*shape, N) from `evaluate_columns`.
+    """
 
     log_density: Float[Array, " N"]
-    score: Float[Array, "N ..."]
+    score: Float[Array, "..."]
     bad: Bool[Array, " N"]
 
 
@@ -30,20 +33,58 @@ def evaluate(target: Target, xs: Float[Array, "N ..."]) -> Evaluation:
     -∞ itself (outside the support) is a legal value of log p̃; NaN, +∞ and a gradient
     that is not finite where log p̃ is, are not.
     """
+    found = evaluate_columns(target, jnp.moveaxis(xs, 0, -1))
+    return found._replace(score=jnp.moveaxis(found.score, -1, 0))
+
+
+def evaluate_columns(target: Target, xs: Float[Array, "... N"]) -> Evaluation:
+    """`evaluate` for points along the last axis, (*space.shape, N): the layout for speed.
+
+    Arithmetic then runs over long contiguous rows. Batches of such blocks (under `vmap`) are laid
+    side by side, so that rows are long also where the blocks are narrow.
+    """
+    # the target's arrays are arguments: a closure over traced ones could not be batched
+    arrays, rest = eqx.partition(target, eqx.is_array)
+
+    @jax.custom_batching.custom_vmap
+    def columns(arrays, xs):
+        return _columns(eqx.combine(arrays, rest), xs)
+
+    @columns.def_vmap
+    def _(size, batched, arrays, xs):
+        if any(jax.tree.leaves(batched[0])):
+            axes = jax.tree.map(lambda b: 0 if b else None, batched)
+            one = lambda arrays, xs: _columns(eqx.combine(arrays, rest), xs)  # noqa: E731
+            return jax.vmap(one, axes)(arrays, xs), Evaluation(True, True, True)
+        count = xs.shape[-1]
+        wide = jnp.moveaxis(xs, 0, -2).reshape(*xs.shape[1:-1], size * count)
+        found = evaluate_columns(eqx.combine(arrays, rest), wide)
+        score = found.score.reshape(*xs.shape[1:-1], size, count)
+        split = Evaluation(
+            found.log_density.reshape(size, count),
+            jnp.moveaxis(score, -2, 0),
+            found.bad.reshape(size, count),
+        )
+        return split, Evaluation(True, True, True)
+
+    return columns(arrays, xs)
+
+
+def _columns(target: Target, xs: Array) -> Evaluation:
     fused = getattr(target, "log_density_and_score", None)
     if fused is None:
-        log_density, score = jax.vmap(jax.value_and_grad(target.log_density))(xs)
+        # on a subspace only the gradient along it means anything
+        along = lambda x: target.log_density(target.space.project(x))  # noqa: E731
+        log_density, score = jax.vmap(jax.value_and_grad(along), -1, (0, -1))(xs)
     else:
         log_density, score = fused(xs)
-    axes = tuple(range(1, score.ndim))
-    legal = jnp.isfinite(log_density) & jnp.all(jnp.isfinite(score), axis=axes)
+    # 0·s is nan where s is not finite: one pass over the scores instead of a mask of their size
+    finite = jnp.isfinite(jnp.sum(0.0 * score, axis=tuple(range(score.ndim - 1))))
+    legal = jnp.isfinite(log_density) & finite
     outside = log_density == -jnp.inf
-    keep = legal.reshape(legal.shape + (1,) * len(axes))
+    keep = legal.reshape((1,) * (score.ndim - 1) + (-1,))
     return Evaluation(
-        jnp.where(legal, log_density, -jnp.inf),
-        # on a subspace only the gradient along it means anything
-        target.space.project(jnp.where(keep, score, 0.0)),
-        ~legal & ~outside,
+        jnp.where(legal, log_density, -jnp.inf), jnp.where(keep, score, 0.0), ~legal & ~outside
     )
 
 

@@ -6,7 +6,7 @@ With x_i = x_t + σ ε_i and self-normalised weights w_i ∝ exp(-E(x_i)):
     denoising score identity  S =  Σ w_i (x_i - x_t)/σ²   (paper, app. C)
 
 An estimator is a function (noise, target, variance, x_t, x_0) -> Estimate for one point, where
-noise is the (K, *shape) block of standard normals ε; wrappers turn estimators into estimators.
+noise is the (*shape, K) block of standard normals ε; wrappers turn estimators into estimators.
 Sums over K are streamed in blocks, so memory does not grow with K.
 """
 
@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from demx.energy import evaluate
+from demx.energy import evaluate_columns
 from demx.types import Target
 
-BLOCK = 1 << 16  # floats of one (K, *shape) block: it stays in the second-level cache
+BLOCK = 1 << 16  # floats of one (*shape, K) block: it stays in the second-level cache
 
 
 class Estimate(NamedTuple):
@@ -62,29 +62,25 @@ class _Sums(NamedTuple):
     bad: Array
 
 
-def _dot(w: Array, f: Array) -> Array:
-    return jnp.tensordot(w, f, axes=(0, 0))
-
-
 def _stream(noise, target, sigma, x, quantity, shift_of) -> _Sums:
     """Sums over all samples, block by block; `quantity(score, ε) -> f` says what is averaged."""
-    count = noise.shape[0]
+    count = noise.shape[-1]
     block = max(1, min(count, BLOCK // max(1, x.size)))
     num_blocks, rest = divmod(count, block)
 
     def block_sums(epsilon: Array) -> _Sums:
-        log_density, score, bad = evaluate(target, x[None] + sigma * epsilon)
-        f = quantity(score, epsilon)
+        log_density, score, bad = evaluate_columns(target, x[..., None] + sigma * epsilon)
+        f = quantity(score, epsilon).reshape(x.size, -1)
         shift = shift_of(log_density)
         w = jnp.exp(log_density - shift)
-        squared = jnp.sum(f * f, axis=tuple(range(1, f.ndim)))
+        w2 = w * w
         return _Sums(
             shift,
             jnp.sum(w),
-            jnp.sum(w * w),
-            _dot(w, f),
-            _dot(w * w, f),
-            jnp.sum(w * w * squared),
+            jnp.sum(w2),
+            (f @ w).reshape(x.shape),
+            (f @ w2).reshape(x.shape),
+            jnp.sum(w2 * jnp.sum(f * f, axis=0)),
             jnp.sum(bad),
         )
 
@@ -106,12 +102,17 @@ def _stream(noise, target, sigma, x, quantity, shift_of) -> _Sums:
             a.bad + b.bad,
         )
 
-    sums = block_sums(noise[:block])
+    def take(start, size):
+        return jax.lax.dynamic_slice_in_dim(noise, start, size, axis=-1)
+
+    def add(i, sums: _Sums) -> _Sums:
+        return merge(sums, block_sums(take(i * block, block)))
+
+    sums = block_sums(take(0, block))
     if num_blocks > 1:
-        blocks = noise[block : num_blocks * block].reshape(num_blocks - 1, block, *x.shape)
-        sums, _ = jax.lax.scan(lambda s, e: (merge(s, block_sums(e)), None), sums, blocks)
+        sums = jax.lax.fori_loop(1, num_blocks, add, sums)
     if rest:
-        sums = merge(sums, block_sums(noise[num_blocks * block :]))
+        sums = merge(sums, block_sums(take(num_blocks * block, rest)))
     return sums
 
 
@@ -142,7 +143,7 @@ class LogSumExp(eqx.Module):
 
     def __call__(self, noise, target, variance, x, x_0) -> Estimate:
         sums = _stream(noise, target, jnp.sqrt(variance), x, lambda s, e: s, _largest)
-        return _normalise(sums, noise.shape[0])
+        return _normalise(sums, noise.shape[-1])
 
 
 class Ratio(eqx.Module):
@@ -159,7 +160,7 @@ class Ratio(eqx.Module):
             return jnp.zeros_like(log_density[0])
 
         sums = _stream(noise, target, jnp.sqrt(variance), x, lambda s, e: s, no_shift)
-        return _normalise(sums, noise.shape[0])
+        return _normalise(sums, noise.shape[-1])
 
 
 class Jensen(eqx.Module):
@@ -169,16 +170,16 @@ class Jensen(eqx.Module):
 
     def __call__(self, noise, target, variance, x, x_0) -> Estimate:
         sigma = jnp.sqrt(variance)
-        log_density, _, bad = evaluate(target, x[None] + sigma * noise)
+        log_density, _, bad = evaluate_columns(target, x[..., None] + sigma * noise)
         usable = jnp.isfinite(log_density)
         # a constant added to E changes nothing in the mean; the mean energy as one cuts the noise
         share = usable.astype(x.dtype) / jnp.maximum(jnp.sum(usable), 1).astype(x.dtype)
         level = jnp.sum(jnp.where(usable, log_density, 0.0) * share)
         centred = jnp.where(usable, log_density - level, 0.0)
-        shape = (-1,) + (1,) * x.ndim
+        shape = (1,) * x.ndim + (-1,)
         terms = centred.reshape(shape) * noise / sigma
-        score = jnp.sum(share.reshape(shape) * terms, axis=0)
-        spread = jnp.sum((terms - score[None]) ** 2) / float(noise.shape[0]) ** 2
+        score = jnp.sum(share.reshape(shape) * terms, axis=-1)
+        spread = jnp.sum((terms - score[..., None]) ** 2) / float(noise.shape[-1]) ** 2
         return Estimate(score, spread, jnp.ones_like(sigma), jnp.sum(bad), jnp.zeros_like(sigma))
 
 
@@ -207,7 +208,7 @@ class Mixed(eqx.Module):
             return (1 - c) * score + denoise * epsilon
 
         sums = _stream(noise, target, sigma, x, mix, _largest)
-        return _normalise(sums, noise.shape[0])
+        return _normalise(sums, noise.shape[-1])
 
 
 ESTIMATORS = {"log_sum_exp": LogSumExp, "ratio": Ratio, "jensen": Jensen, "mixed": Mixed}

@@ -27,6 +27,9 @@ class Euclidean(eqx.Module):
     def project(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         return x
 
+    def project_columns(self, x: Float[Array, "d N"]) -> Float[Array, "d N"]:
+        return x
+
     def coordinates(self, x: Float[Array, " d"]) -> Float[Array, " dof"]:
         return x
 
@@ -61,6 +64,10 @@ class MeanFree(eqx.Module):
 
     def project(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         return x - jnp.mean(x, axis=-2, keepdims=True)
+
+    def project_columns(self, x: Float[Array, "n dim N"]) -> Float[Array, "n dim N"]:
+        """`project` for configurations along the last axis."""
+        return x - jnp.mean(x, axis=0, keepdims=True)
 
     def _basis(self) -> Float[Array, "fewer n"]:
         """Helmert's rows, (1, …, 1, -k, 0, …)/√(k(k+1)): orthonormal, each of sum 0."""

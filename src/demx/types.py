@@ -14,7 +14,8 @@ class Target(Protocol):
 
     Only `space` and `log_density` are needed. A target may also offer
 
-    - `log_density_and_score(xs)`: the same for many points at once, fused (see `demx.energy`);
+    - `log_density_and_score(xs)`: log p̃, (N,), and its gradient along the space, (*shape, N), for
+      points along the last axis, (*shape, N), in one fused pass (see `demx.energy`);
     - `sample(key, n)`: exact samples, and `log_z`: the exact log ∫ exp(-E);
     - `smoothed(variance)`: the target p_0 * N(0, variance), the oracle of the tests;
     - `modes`, `mode_scale`: centres and common standard deviation of its modes.

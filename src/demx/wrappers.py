@@ -25,12 +25,12 @@ class Conditional(eqx.Module):
     def __call__(self, noise, target, variance, x, x_0) -> Estimate:
         tiny = jnp.finfo(x.dtype).tiny
         kept = (x_0 - x) / jnp.sqrt(jnp.maximum(variance, tiny))
-        half = (noise.shape[0] + 1) // 2
-        if half < noise.shape[0]:
+        half = (noise.shape[-1] + 1) // 2
+        if half < noise.shape[-1]:
             # antithetic blocks are [ε, -ε]; independent draws are never exact mirrors
-            mirrored = jnp.all(noise[half] == -noise[0])
-            noise = noise.at[half].set(jnp.where(mirrored, -kept, noise[half]))
-        noise = noise.at[0].set(kept)
+            mirrored = jnp.all(noise[..., half] == -noise[..., 0])
+            noise = noise.at[..., half].set(jnp.where(mirrored, -kept, noise[..., half]))
+        noise = noise.at[..., 0].set(kept)
         return self.estimator(noise, target, variance, x, x_0)
 
 
@@ -48,11 +48,11 @@ class Richardson(eqx.Module):
         return 2 * self.estimator.cost
 
     def __call__(self, noise, target, variance, x, x_0) -> Estimate:
-        if noise.shape[0] < 2:
+        if noise.shape[-1] < 2:
             raise ValueError("richardson: expected num_samples of at least 2, got 1")
         whole = self.estimator(noise, target, variance, x, x_0)
-        first = self.estimator(noise[0::2], target, variance, x, x_0)
-        second = self.estimator(noise[1::2], target, variance, x, x_0)
+        first = self.estimator(noise[..., 0::2], target, variance, x, x_0)
+        second = self.estimator(noise[..., 1::2], target, variance, x, x_0)
         score = 2 * whole.score - 0.5 * (first.score + second.score)
         return whole._replace(score=score, bad=whole.bad + first.bad + second.bad)
 

@@ -57,28 +57,26 @@ class PairPotential(eqx.Module):
         return -(pairs + 0.5 * self.trap * jnp.sum(centred**2)) / self.temperature
 
     def log_density_and_score(
-        self, xs: Float[Array, "N n dim"]
-    ) -> tuple[Float[Array, " N"], Float[Array, "N n dim"]]:
+        self, xs: Float[Array, "n dim N"]
+    ) -> tuple[Float[Array, " N"], Float[Array, "n dim N"]]:
         n = self.space.shape[0]
-        x = jnp.transpose(self.space.project(xs), (2, 1, 0))  # (dim, n, N): N innermost
-        doubled = jnp.concatenate([x, x], axis=1)
+        doubled = jnp.concatenate([xs, xs])
 
         def add_offset(offset, carry):
             energy, gradient = carry
-            partner = jax.lax.dynamic_slice_in_dim(doubled, offset, n, axis=1)
-            difference = x - partner
-            value, slope = self._phi_and_slope(jnp.sum(difference**2, axis=0))
+            difference = xs - jax.lax.dynamic_slice_in_dim(doubled, offset, n)
+            value, slope = self._phi_and_slope(jnp.sum(difference**2, axis=1))
             # for even n the offset n/2 meets every pair twice
-            share = jnp.where(2 * offset == n, 0.5, 1.0).astype(x.dtype)
-            force = (2 * share * slope)[None] * difference
-            gradient = gradient.at[:, :n].add(force)
-            there = jax.lax.dynamic_slice_in_dim(gradient, offset, n, axis=1) - force
-            gradient = jax.lax.dynamic_update_slice_in_dim(gradient, there, offset, axis=1)
+            share = jnp.where(2 * offset == n, 0.5, 1.0).astype(xs.dtype)
+            force = (2 * share * slope)[:, None] * difference
+            gradient = gradient.at[:n].add(force)
+            there = jax.lax.dynamic_slice_in_dim(gradient, offset, n) - force
+            gradient = jax.lax.dynamic_update_slice_in_dim(gradient, there, offset, axis=0)
             return energy + share * jnp.sum(value, axis=0), gradient
 
-        start = (jnp.zeros(x.shape[2:], x.dtype), jnp.zeros_like(doubled))
+        start = (jnp.zeros(xs.shape[2:], xs.dtype), jnp.zeros_like(doubled))
         energy, gradient = jax.lax.fori_loop(1, n // 2 + 1, add_offset, start)
-        energy = energy + 0.5 * self.trap * jnp.sum(x**2, axis=(0, 1))
-        gradient = gradient[:, :n] + gradient[:, n:] + self.trap * x
-        score = jnp.transpose(gradient, (2, 1, 0)) / -self.temperature
-        return energy / -self.temperature, score
+        centred = self.space.project_columns(xs)
+        energy = energy + 0.5 * self.trap * jnp.sum(centred**2, axis=(0, 1))
+        gradient = gradient[:n] + gradient[n:] + self.trap * centred
+        return energy / -self.temperature, gradient / -self.temperature
