@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cases import ESTIMATORS, asymmetric
+from demx.draws import estimate_batch
 from demx.targets.gaussian_mixture import GaussianMixture
 
 X = jnp.array([1.0, 0.5])
@@ -41,6 +42,13 @@ def repeated(name, key, num_samples, repeats):
 
     keys = jax.random.split(key_noise, repeats)
     return jax.lax.map(one, (keys, origin), batch_size=256)
+
+
+def batch(key, estimator, draws, target, variance, x):
+    """Estimates at a batch of points with one pool."""
+    key_pool, key_points = jax.random.split(key)
+    keys, pool = jax.random.split(key_points, len(x)), draws.pool(key_pool, target.space)
+    return estimate_batch(keys, pool, estimator, draws, target, variance, x, x)
 
 
 def exact() -> np.ndarray:

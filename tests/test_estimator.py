@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from at_one_point import VARIANCE, X, exact, repeated
+from at_one_point import VARIANCE, X, batch, exact, repeated
 from cases import CONSISTENT, ESTIMATORS, PARTICLES, TARGETS, asymmetric
 from demx import estimator as module
-from demx.draws import Draws, estimate_batch
+from demx.draws import Draws
 from demx.estimator import (
     Jensen,
     LogSumExp,
@@ -129,7 +129,7 @@ def test_memory_does_not_grow_with_k():
 
     def peak(num_samples):
         def f(key, v, x):
-            return estimate_batch(key, LogSumExp(), Draws(num_samples), target, v, x, x).score
+            return batch(key, LogSumExp(), Draws(num_samples), target, v, x).score
 
         x = jnp.zeros((64, 13, 3))
         compiled = jax.jit(f).lower(jax.random.key(0), jnp.ones(64), x).compile()
@@ -149,9 +149,7 @@ def test_draws_keep_the_law_of_each_estimate(shared, antithetic, key):
 
     @jax.jit
     def mean(keys):
-        scores = jax.lax.map(
-            lambda k: estimate_batch(k, LogSumExp(), draws, target, v, points, points).score, keys
-        )
+        scores = jax.lax.map(lambda k: batch(k, LogSumExp(), draws, target, v, points).score, keys)
         return scores.mean(axis=1)
 
     found = mean(jax.random.split(key, 4000))

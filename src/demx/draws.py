@@ -3,7 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Key, PRNGKeyArray
 
 from demx.estimator import BLOCK, Estimate, Estimator
 from demx.space import Space
@@ -39,8 +39,10 @@ class Draws(eqx.Module):
             return noise
         return jnp.concatenate([noise, -noise], axis=-1)[..., : self.num_samples]
 
-    def pool(self, key: PRNGKeyArray, space: Space) -> Array:
-        """(*shape, P) normals of R^d, not yet projected."""
+    def pool(self, key: PRNGKeyArray, space: Space) -> Array | None:
+        """(*shape, P) normals of R^d, not yet projected; None if every point draws its own."""
+        if not self.shared:
+            return None
         size = jnp.zeros(space.shape).size
         count = max(self._fresh, min(64 * self._fresh, POOL // size))
         return jax.random.normal(key, (*space.shape, count))
@@ -60,7 +62,8 @@ class Draws(eqx.Module):
 
 
 def estimate_batch(
-    key: PRNGKeyArray,
+    keys: Key[Array, " B"],
+    pool: Float[Array, "..."] | None,
     estimator: Estimator,
     draws: Draws,
     target: Target,
@@ -68,19 +71,16 @@ def estimate_batch(
     x: Float[Array, "B ..."],
     x_0: Float[Array, "B ..."],
 ) -> Estimate:
-    """Estimates at a batch of points: as many at a time as fit the cache, at least one."""
+    """Estimates at a batch of points: as many at a time as fit the cache, at least one.
+
+    keys: one for each point. pool: of `draws.pool`, for a whole batch or many; None: own noise.
+    """
     space = target.space
-    key_pool, key_points = jax.random.split(key)
-    pool = draws.pool(key_pool, space) if draws.shared else None
 
     def one(point):
-        key_point, v, x_t, origin = point
-        if pool is None:
-            noise = draws.block(key_point, space)
-        else:
-            noise = draws.window(key_point, pool, space)
+        key, v, x_t, origin = point
+        noise = draws.block(key, space) if pool is None else draws.window(key, pool, space)
         return estimator(noise, target, v, x_t, origin)
 
     together = max(1, min(x.shape[0], BLOCK // (draws.num_samples * x[0].size)))
-    points = (jax.random.split(key_points, x.shape[0]), variance, x, x_0)
-    return jax.lax.map(one, points, batch_size=together)
+    return jax.lax.map(one, (keys, variance, x, x_0), batch_size=together)

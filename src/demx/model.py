@@ -86,6 +86,8 @@ class Denoiser(eqx.Module):
         return self._total(variance)
 
 
+CACHE = 1 << 17  # floats of one layer's activations: with its gradients about a megabyte
+
 Precondition = Plain | Denoiser
 PRECONDITIONS = {"plain": Plain, "denoiser": Denoiser}
 
@@ -97,6 +99,11 @@ class ScoreModel(eqx.Module):
     precondition: Precondition
     noise: Noise
     space: Space
+
+    @property
+    def rows_in_cache(self) -> int:
+        """How many configurations a forward and backward pass should take at once."""
+        return max(1, CACHE // self.network.activations(self.space))
 
     def __call__(self, t: Float[Array, ""], x: Float[Array, "..."]) -> Float[Array, "..."]:
         rule, v = self.precondition, self.noise.variance(t)

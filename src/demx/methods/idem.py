@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, PRNGKeyArray
 
 from demx.buffer import Buffer
+from demx.devices import chunk_rows, everywhere, map_chunks
 from demx.draws import Draws
 from demx.energy import evaluate
 from demx.estimator import Estimator
@@ -19,7 +20,7 @@ from demx.model import Pinned, Precondition, ScoreModel
 from demx.noise import Noise
 from demx.sde import Grid, Rule, reverse
 from demx.space import normal
-from demx.types import Method, Samples, Target
+from demx.types import Info, Method, Samples, Target
 
 CHUNK = 1024  # samples drawn by one compiled call: bounds memory, compiles once
 
@@ -62,11 +63,16 @@ class Diffusion(eqx.Module):
         return Pinned(model, self.target, self.pin.variance, self.pin.max_norm)
 
     def run(self, key: PRNGKeyArray, model: ScoreModel, n: int, noise_scale: float) -> Array:
-        key_prior, key_path = jax.random.split(key)
-        start, times = self.prior(key_prior, n), self.grid.times(self.noise)
-        space = self.target.space
-        score = self.score(model)
-        return reverse(key_path, score, self.noise, space, start, times, self.rule, noise_scale)
+        rows = chunk_rows(n, model.rows_in_cache)
+
+        def some(model, key):
+            key_prior, key_path = jax.random.split(key)
+            start, times = self.prior(key_prior, rows), self.grid.times(self.noise)
+            space, score = self.target.space, self.score(model)
+            return reverse(key_path, score, self.noise, space, start, times, self.rule, noise_scale)
+
+        made = map_chunks(some, model, jax.random.split(key, n // rows))
+        return made.reshape(n, *self.target.space.shape)
 
     def flow(
         self, model: ScoreModel, *, tolerance: float = 1e-4, probes: int | None = None
@@ -159,7 +165,10 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
             contents = engine.buffer.add(contents, points, log_density)
         return engine.init(model, contents)
 
-    step = eqx.filter_jit(engine.step)
+    compiled = eqx.filter_jit(engine.step)
+
+    def step(key: PRNGKeyArray, state: State) -> tuple[State, Info]:
+        return compiled(*everywhere((key, state)))
 
     @eqx.filter_jit
     def draw(key: PRNGKeyArray, model: ScoreModel, n: int) -> Array:
@@ -181,13 +190,14 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
         return log_probs(diffusion.flow(model, probes=probes_for(space)), xs, key)
 
     def chunks(key: PRNGKeyArray, n: int):
-        """(key, size) of each compiled call; a chunk's draws do not depend on n."""
-        size = min(n, CHUNK)
+        """(key, size) of each compiled call; a full chunk's draws do not depend on n."""
+        # a number with many divisors, so that a large call can be cut into chunks
+        size = n if n <= 64 else min(CHUNK, 64 * -(-n // 64))
         count = -(-n // size)
         return [(jax.random.fold_in(key, i), size) for i in range(count)]
 
     def sample(key: PRNGKeyArray, state: State, n: int) -> Samples:
-        made = [draw(k, state.average, size) for k, size in chunks(key, n)]
+        made = [draw(k, everywhere(state.average), size) for k, size in chunks(key, n)]
         x = jnp.concatenate(made)
         # what was drawn is paid for, also the end of the last chunk
         return Samples(x[:n], energy_calls=len(x) * diffusion.calls_per_sample)

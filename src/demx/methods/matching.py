@@ -15,6 +15,7 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from demx.buffer import Buffer, Contents
+from demx.devices import chunk_rows, sum_chunks
 from demx.draws import Draws, estimate_batch
 from demx.energy import evaluate
 from demx.estimator import Estimate, Estimator
@@ -33,6 +34,16 @@ class Regression(NamedTuple):
     score: Float[Array, "B ..."]
     weight: Float[Array, " B"]
     estimate: Estimate
+
+
+class Seen(NamedTuple):
+    """Sums over a batch: loss, points with a target, ess of those, clipped shares, bad energies."""
+
+    loss: Float[Array, "*steps"]
+    usable: Int[Array, "*steps"]
+    ess: Float[Array, "*steps"]
+    clipped: Float[Array, "*steps"]
+    bad: Int[Array, "*steps"]
 
 
 class Filled(NamedTuple):
@@ -147,21 +158,26 @@ class Matching(eqx.Module):
         contents = self.buffer.add(state.contents, points, log_density)
         return Filled(contents, lost, step_size, acceptance)
 
-    def regress(self, key: PRNGKeyArray, contents: Contents, weight) -> Regression:
-        """x_0 from the buffer, t uniform (stratified), x_t = x_0 + σ_t ε, S_K(x_t, t)."""
+    def regress(self, key, place, pool, contents: Contents, weight, rows: int) -> Regression:
+        """x_0 from the buffer, t uniform (stratified), x_t = x_0 + σ_t ε, S_K(x_t, t).
+
+        A chunk of the batch: `rows` points, of which the first is number `place` of the batch.
+        """
         size, space = self.training.batch_size, self.target.space
         key_point, key_prior, key_coin, key_time, key_noise, key_score = jax.random.split(key, 6)
-        x_0 = self.buffer.sample(key_point, contents, size)
+        x_0 = self.buffer.sample(key_point, contents, rows)
         if self.training.prior_fraction > 0:
-            coin = jax.random.bernoulli(key_coin, self.training.prior_fraction, (size,))
+            coin = jax.random.bernoulli(key_coin, self.training.prior_fraction, (rows,))
             coin = coin.reshape((-1,) + (1,) * len(space.shape))
-            x_0 = jnp.where(coin, self.prior(key_prior, size), x_0)
+            x_0 = jnp.where(coin, self.prior(key_prior, rows), x_0)
         # one time in each of B equal intervals: uniform, with less noise between batches
-        t = (jnp.arange(size, dtype=x_0.dtype) + jax.random.uniform(key_time, (size,))) / size
+        numbers = (place + jnp.arange(rows)).astype(x_0.dtype)
+        t = (numbers + jax.random.uniform(key_time, (rows,))) / size
         v = jax.vmap(self.noise.variance)(t)
         spread = jnp.sqrt(v).reshape((-1,) + (1,) * len(space.shape))
-        x_t = x_0 + spread * normal(key_noise, space, (size,))
-        estimate = estimate_batch(key_score, self.estimator, self.draws, self.target, v, x_t, x_0)
+        x_t = x_0 + spread * normal(key_noise, space, (rows,))
+        keys = jax.random.split(key_score, rows)
+        estimate = estimate_batch(keys, pool, self.estimator, self.draws, self.target, v, x_t, x_0)
         axes = tuple(range(1, x_t.ndim))
         usable = jnp.all(jnp.isfinite(estimate.score), axis=axes)
         keep = usable.reshape((-1,) + (1,) * len(space.shape))
@@ -169,28 +185,59 @@ class Matching(eqx.Module):
         weights = jax.vmap(weight)(v) * usable.astype(v.dtype)
         return Regression(t, x_t, score, weights, estimate)
 
+    def gradient(self, key, model: ScoreModel, contents: Contents) -> tuple[ScoreModel, Seen]:
+        """Gradient of the mean loss over one batch, and what was seen on the way.
+
+        Chunk by chunk: neither the network's activations nor the K samples leave the cache.
+        """
+        key_pool, key_chunks = jax.random.split(key)
+        size = self.training.batch_size
+        rows = chunk_rows(size, model.rows_in_cache)
+        keys = jax.random.split(key_chunks, size // rows)
+        places = jnp.arange(0, size, rows)
+        trainable, static = eqx.partition(model, eqx.is_inexact_array)
+
+        def loss(trainable, batch: Regression) -> Array:
+            error = jax.vmap(eqx.combine(trainable, static))(batch.t, batch.x_t) - batch.score
+            squared = jnp.sum(error**2, axis=tuple(range(1, error.ndim)))
+            return jnp.sum(batch.weight * squared)
+
+        def one(tree, chunk):
+            trainable, pool, contents = tree
+            weight = model.precondition.weight
+            batch = self.regress(*chunk, pool, contents, weight, rows)
+            value, slope = jax.value_and_grad(loss)(trainable, batch)
+            usable, estimate = batch.weight > 0, batch.estimate
+            return slope, Seen(
+                value,
+                jnp.sum(usable),
+                jnp.sum(estimate.ess, where=usable),
+                jnp.sum(estimate.clipped),
+                jnp.sum(estimate.bad),
+            )
+
+        pool = self.draws.pool(key_pool, self.target.space)
+        total, seen = sum_chunks(one, (trainable, pool, contents), (keys, places))
+        # over the usable points; without any it is nan and the update is not made
+        usable = seen.usable.astype(seen.loss.dtype)
+        share = 1 / (self.target.space.dof * jnp.where(usable > 0, usable, jnp.nan))
+        slope = jax.tree.map(lambda leaf: share.astype(leaf.dtype) * leaf, total)
+        return slope, seen._replace(
+            loss=share * seen.loss, ess=seen.ess / usable, clipped=seen.clipped / size
+        )
+
     def step(self, key: PRNGKeyArray, state: State) -> tuple[State, Info]:
         key_fill, key_inner = jax.random.split(key)
         filled = self.fill(key_fill, state)
         contents = filled.contents
         optimiser = self.training.optimiser()
-        dof = self.target.space.dof
-
-        def loss(trainable, static, batch: Regression) -> Array:
-            model = eqx.combine(trainable, static)
-            error = jax.vmap(model)(batch.t, batch.x_t) - batch.score
-            squared = jnp.sum(error**2, axis=tuple(range(1, error.ndim)))
-            # over the usable points; without any it is nan and the update is not made
-            usable = jnp.sum((batch.weight > 0).astype(squared.dtype))
-            return jnp.sum(batch.weight * squared) / (dof * jnp.where(usable > 0, usable, jnp.nan))
 
         def inner(carry, key):
             model, mean, opt_state, step = carry
-            batch = self.regress(key, contents, model.precondition.weight)
+            gradient, seen = self.gradient(key, model, contents)
             trainable, static = eqx.partition(model, eqx.is_inexact_array)
-            value, gradient = jax.value_and_grad(loss)(trainable, static, batch)
             norm = optax.tree.norm(gradient)
-            finite = jnp.isfinite(norm) & jnp.isfinite(value)
+            finite = jnp.isfinite(norm) & jnp.isfinite(seen.loss)
             # optax mixes integers and floats; under strict promotion that has to be allowed
             with jax.numpy_dtype_promotion("standard"):
                 updates, new_opt_state = optimiser.update(gradient, opt_state, trainable)
@@ -200,17 +247,7 @@ class Matching(eqx.Module):
             kept = jax.tree.map(
                 lambda a, b: jnp.where(finite, a, b) if eqx.is_array(a) else a, new, old
             )
-            estimate = batch.estimate
-            seen = Info(
-                value,
-                norm,
-                jnp.mean(estimate.ess, where=batch.weight > 0),
-                jnp.mean(estimate.clipped),
-                jnp.sum(estimate.bad),
-                jnp.sum(batch.weight == 0),
-                (~finite).astype(value.dtype),
-            )
-            return (*kept, step + 1), seen
+            return (*kept, step + 1), (seen, norm, finite)
 
         start = (state.model, state.average, state.optimiser, state.step)
         arrays, rest = eqx.partition(start, eqx.is_array)
@@ -219,20 +256,19 @@ class Matching(eqx.Module):
             carry, seen = inner(eqx.combine(carry, rest), key)
             return eqx.filter(carry, eqx.is_array), seen
 
-        arrays, seen = jax.lax.scan(
-            body, arrays, jax.random.split(key_inner, self.training.inner_steps)
-        )
+        steps = self.training.inner_steps
+        arrays, (seen, norm, made) = jax.lax.scan(body, arrays, jax.random.split(key_inner, steps))
         model, mean, opt_state, count = eqx.combine(arrays, rest)
         finite_loss = jnp.isfinite(seen.loss)
         info = Info(
             # updates that were skipped do not enter the mean; they are counted in `skipped`
             jnp.mean(seen.loss, where=finite_loss),
-            jnp.mean(seen.gradient_norm, where=finite_loss),
+            jnp.mean(norm, where=finite_loss),
             jnp.mean(seen.ess, where=finite_loss),
             jnp.mean(seen.clipped),
             jnp.sum(seen.bad) + filled.lost,
-            jnp.sum(seen.unusable),
-            jnp.mean(seen.skipped),
+            steps * self.training.batch_size - jnp.sum(seen.usable),
+            jnp.mean((~made).astype(norm.dtype)),
             filled.acceptance,
         )
         return State(model, mean, opt_state, contents, count, filled.step_size), info

@@ -9,17 +9,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from demx.devices import chunk_rows, map_chunks
 from demx.methods.tempering import Ladder, Tempering
 from demx.types import Target
+
+CHUNK = 128  # points moved together: wide enough for long rows, few enough for the cache
 
 
 class Moved(eqx.Module):
     """Points after the moves, their log p̃, the step size for the next time, the acceptance."""
 
-    points: Float[Array, "n ..."]
-    log_density: Float[Array, " n"]
-    step_size: Float[Array, ""]
-    acceptance: Float[Array, ""]
+    points: Float[Array, "..."]
+    log_density: Float[Array, "..."]
+    step_size: Float[Array, "..."]
+    acceptance: Float[Array, "..."]
 
 
 class Moves(eqx.Module):
@@ -40,15 +43,32 @@ class Moves(eqx.Module):
             )
 
     def __call__(self, key: PRNGKeyArray, target: Target, points: Array, step_size: Array) -> Moved:
-        """One ensemble a point, at β = 1 only."""
-        sampler = Tempering(target, self.num_leapfrog)
-        ladder = Ladder(jnp.ones(1), step_size[None])
-        chains, tuned, moved = sampler.tune(key, sampler.init(points, 1), ladder, self.num_steps)
+        """One ensemble a point, at β = 1 only; each chunk of the points adapts its steps."""
+        rows = chunk_rows(len(points), CHUNK)
+
+        def some(tree, chunk):
+            target, step_size = tree
+            key, points = chunk
+            sampler = Tempering(target, self.num_leapfrog)
+            chains, ladder = sampler.init(points, 1), Ladder(jnp.ones(1), step_size[None])
+            chains, tuned, moved = sampler.tune(key, chains, ladder, self.num_steps)
+            return Moved(
+                jax.vmap(target.space.configuration)(chains.position[:, 0]),
+                chains.log_density[:, 0],
+                tuned.step_size[0],
+                moved.acceptance[0],
+            )
+
+        chunks = (
+            jax.random.split(key, len(points) // rows),
+            points.reshape(-1, rows, *points.shape[1:]),
+        )
+        moved = map_chunks(some, (target, step_size), chunks)
         return Moved(
-            jax.vmap(target.space.configuration)(chains.position[:, 0]),
-            chains.log_density[:, 0],
-            tuned.step_size[0],
-            moved.acceptance[0],
+            moved.points.reshape(points.shape),
+            moved.log_density.ravel(),
+            jnp.exp(jnp.mean(jnp.log(moved.step_size))),
+            jnp.mean(moved.acceptance),
         )
 
     def calls(self, n: int) -> int:

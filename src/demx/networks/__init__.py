@@ -1,4 +1,8 @@
-"""Networks by name: a factory (space, key, *, settings) -> net(level, x), for one configuration."""
+"""Networks by name: a factory (space, key, *, settings) -> net(level, x), for one configuration.
+
+A network says with `activations(space)` how large its largest array for one configuration is:
+batches are cut so that they stay in cache.
+"""
 
 from demx.networks.egnn import egnn
 from demx.networks.lean import lean

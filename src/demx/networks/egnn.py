@@ -63,6 +63,10 @@ class EGNN(eqx.Module):
     embed: eqx.nn.Linear
     layers: list[Layer]
 
+    def activations(self, space: Space) -> int:
+        """Floats of the largest array for one configuration: the input of the edge perceptron."""
+        return space.shape[0] ** 2 * (2 * self.embed.out_features + 2)
+
     def __call__(self, level: Float[Array, ""], x: Float[Array, "n dim"]) -> Float[Array, "n dim"]:
         h = jnp.broadcast_to(self.embed(level[None])[None], (x.shape[0], self.embed.out_features))
         initial = jnp.sum((x[:, None] - x[None]) ** 2, axis=-1, keepdims=True)

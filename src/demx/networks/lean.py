@@ -68,6 +68,10 @@ class Lean(eqx.Module):
         gauss = jnp.exp(-0.5 * ((u[..., None] - centres[None, None]) * count) ** 2)
         return gauss * (1 - eye)[..., None], difference / r[..., None]
 
+    def activations(self, space: Space) -> int:
+        """Floats of the largest array for one configuration: the filters of all edges."""
+        return space.shape[0] ** 2 * max(self.read_filter.shape)
+
     def __call__(self, level: Float[Array, ""], x: Float[Array, "n dim"]) -> Float[Array, "n dim"]:
         basis, unit = self._basis(x)
         features = jax.nn.silu(self.level_in(sinusoidal(level, self.levels, 8.0)))

@@ -21,6 +21,10 @@ class MLP(eqx.Module):
     embedding: int
     scale: float
 
+    def activations(self, space: Space) -> int:
+        """Floats of the largest array for one configuration: its features."""
+        return max(self.first.in_features, self.first.out_features)
+
     def __call__(self, level: Float[Array, ""], x: Float[Array, "..."]) -> Float[Array, "..."]:
         flat = x.ravel()
         features = [
