@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from demx import __version__
+from demx.cache import cache_directory
 from demx.errors import UserError
 from demx.evaluate.equilibrium import Equilibrium, equilibrium_samples, passes
 from demx.space import MeanFree
@@ -163,13 +164,6 @@ def is_invariant(target: Target, x: np.ndarray) -> bool:
     before, after = _energies(target, x), _energies(target, symmetrise(np.random.default_rng(0), x))
     close = np.abs(before - after) <= 1e-2 + 1e-4 * np.abs(before)
     return bool(np.isfinite(before).all() and close.all())
-
-
-def cache_directory() -> Path:
-    """$DEMX_CACHE, or demx in $XDG_CACHE_HOME or ~/.cache."""
-    if "DEMX_CACHE" in os.environ:
-        return Path(os.environ["DEMX_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "demx"
 
 
 def cache_file(name: str, settings: dict[str, Any]) -> Path:
