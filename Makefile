@@ -24,7 +24,7 @@ test-slow: .venv/ready  ## long checks: whole trainings against their bars
 	$(BIN)/pytest -m slow
 
 bench: .venv/ready  ## how long the parts take here
-	$(BIN)/python benchmarks/parts.py
+	$(BIN)/demx bench speed
 
 lint: .venv/ready  ## style
 	$(BIN)/ruff check src tests benchmarks examples

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from demx import __version__
+from demx.bench.command import bench
 from demx.cache import cache_directory
 from demx.errors import Diverged, UserError
 
@@ -282,6 +283,7 @@ def main() -> None:
         "evaluate": evaluate,
         "report": report,
         "reference": reference,
+        "bench": bench,
         "list": list_,
     }
     if sys.argv[1:] in (["--version"], ["-V"]):

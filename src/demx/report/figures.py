@@ -111,3 +111,16 @@ def training_curves(history: list[dict[str, Any]], floor: float | None) -> str:
         for name, points in curves
     ]
     return f'<div class="row">{"".join(drawn)}</div>'
+
+
+def growth(lines: dict[str, dict[str, Any]]) -> str:
+    """Seconds against size, both logarithmic, one line a size that was varied."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(6.4, 4.2))
+        for label, line in lines.items():
+            label = f"{label}: exponent {line['exponent']:.2f}"
+            axes.loglog(line["sizes"], line["seconds"], "o-", markersize=4, label=label)
+        axes.set_xlabel("size")
+        axes.set_ylabel("seconds")
+        axes.legend(fontsize=8)
+        return _svg(figure)

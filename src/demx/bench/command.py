@@ -1,0 +1,54 @@
+"""The command `demx bench`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from demx.errors import UserError
+
+
+def bench(
+    what: Annotated[Literal["speed"], tyro.conf.Positional],
+    /,
+    targets: tuple[str, ...] = ("gmm40", "dw4", "lj13", "lj55"),
+    repeats: int = 5,
+    native: str | None = None,
+    growth: bool = False,
+    json: bool = False,
+    plot: str | None = None,
+) -> None:
+    """Time the parts of demx here, against plain formulations of the same mathematics.
+
+    Estimator, network, inner step and sampling, against vmap(value_and_grad) in JAX and, if torch
+    is installed, eager PyTorch. Every measurement is a process of its own; nothing else should run.
+
+    Args:
+        what: speed.
+        targets: which of gmm40, dw4, lj13, lj55.
+        repeats: the median of so many is shown.
+        native: a program that prints the native limit, one line a target.
+        growth: measure also how cost grows with K, batch, particles and dimension.
+        json: print numbers as JSON.
+        plot: SVG file for the growth, on logarithmic axes.
+    """
+    from demx.bench import speed
+    from demx.report import speed as tables
+
+    if repeats < 1:
+        raise UserError(f"repeats: expected at least 1, got {repeats}")
+    found = speed.run(
+        targets, repeats, native, growth or plot is not None,
+        lambda text: print(text, file=sys.stderr, flush=True),
+    )  # fmt: skip
+    if plot is not None:
+        from demx.report import figures
+
+        Path(plot).write_text(figures.growth(found["growth"]))
+    if json:
+        import json as dumps
+
+        print(dumps.dumps(found, indent=2))
+    else:
+        tables.show(found)

@@ -1,0 +1,188 @@
+"""The benchmark of speed: which measurements, how they compare, how cost grows."""
+
+import importlib.util
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from demx.errors import UserError
+
+SIZES = {  # batch and K of the public configurations
+    "gmm40": (512, 500),
+    "dw4": (512, 1000),
+    "lj13": (512, 1000),
+    "lj55": (128, 100),
+}
+EGNN = {"kind": "egnn"}
+Report = Callable[[str], None]
+
+
+class Measured(NamedTuple):
+    """Median seconds over the repetitions, the seconds of the first call, peak memory."""
+
+    seconds: float
+    first: float
+    gigabytes: float
+
+
+def measure(repeats: int, **task: Any) -> Measured:
+    """One measurement in a process of its own."""
+    environment = dict(os.environ)
+    if task.get("torch"):
+        # large blocks are kept by the allocator instead of going back to the system each time:
+        # three to five times faster, the fair comparison
+        environment |= {
+            "MALLOC_MMAP_THRESHOLD_": str(1 << 35),
+            "MALLOC_TRIM_THRESHOLD_": str(1 << 35),
+            "MALLOC_TOP_PAD_": str(1 << 28),
+        }
+    command = [sys.executable, "-m", "demx.bench.worker", json.dumps({"repeats": repeats, **task})]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        what = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise UserError(f"bench: {task} could not be measured ({what})")
+    found = json.loads(done.stdout.splitlines()[-1])
+    return Measured(statistics.median(found["seconds"]), found["first"], found["peak_gigabytes"])
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def against_plain(name: str, repeats: int, with_torch: bool, report: Report) -> dict[str, Any]:
+    """One target: estimator, network, inner step and sampling, ours and the plain ones."""
+    batch, num_samples = SIZES[name]
+    both = cores()
+    sizes = {"target": name, "batch": batch, "num_samples": num_samples}
+    row: dict[str, Any] = {"batch": batch, "K": num_samples, "devices": both}
+
+    def take(label: str, **task: Any) -> float:
+        report(f"{name}: {label}")
+        found = measure(repeats, **{**sizes, **task})
+        row[label] = found.seconds
+        row[f"{label}_gigabytes"] = found.gigabytes
+        return found.seconds
+
+    fused = take("estimate", part="estimate", devices=both)
+    row["plain_over_estimate"] = take("plain_estimate", part="plain_estimate") / fused
+    take("network", part="network_gradient", devices=both)
+    step = take("step", part="inner_step", devices=both)
+    row["one_device_over_step"] = take("step_one_device", part="inner_step") / step
+    sample = take("sample_1000", part="sampling", batch=1000, devices=both)
+    if name != "gmm40":
+        egnn = take("network_egnn", part="network_gradient", devices=both, network=EGNN)
+        row["egnn_over_network"] = egnn / row["network"]
+    if with_torch:
+        row["torch_over_estimate"] = take("torch_estimate", part="estimate", torch=True) / fused
+        row["torch_over_step"] = take("torch_step", part="inner_step", torch=True) / step
+        steps, points = (2, 128) if name == "lj55" else (5, 1000)
+        euler = {"part": "sampling", "torch": True, "batch": points, "steps": steps}
+        # 1000 equal steps: a few are timed; cost is linear in the points
+        row["torch_sample_1000"] = take("torch_euler", **euler) * 1000 / points
+        row["torch_over_sample"] = row["torch_sample_1000"] / sample
+    return row
+
+
+def native(path: str, repeats: int, report: Report) -> dict[str, Any]:
+    """The two-thread native limit, by the program at `path`, and our estimator at its sizes."""
+    try:
+        done = subprocess.run([path], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise UserError(f"--native: {path} could not be run ({error})") from error
+    pattern = r"(LJ-\d+) B=(\d+) K=(\d+) threads=2 seconds=([\d.]+)"
+    found = re.findall(pattern, done.stdout)
+    if not found:
+        line = "LJ-13 B=512 K=1024 threads=2 seconds=0.05"
+        raise UserError(f"--native: expected lines like {line!r}, got {done.stdout[:200]!r}")
+    rows = {}
+    for label, batch, num_samples, seconds in found:
+        name = label.lower().replace("-", "")
+        report(f"{name}: estimate beside the native limit")
+        ours = measure(
+            repeats, part="estimate", target=name, batch=int(batch),
+            num_samples=int(num_samples), devices=cores(),
+        )  # fmt: skip
+        rows[name] = {
+            "batch": int(batch),
+            "K": int(num_samples),
+            "native": float(seconds),
+            "estimate": ours.seconds,
+            "estimate_over_native": ours.seconds / float(seconds),
+        }
+    return rows
+
+
+def growth(repeats: int, report: Report) -> dict[str, Any]:
+    """How the cost of an estimate and of a step grows: seconds by size, and the exponent.
+
+    The exponent is the slope of log seconds against log size between the largest three sizes.
+    """
+    lj = {"target": "lj13", "batch": 128, "num_samples": 256}
+    lines = {
+        "estimate, K": ("estimate", lj, "num_samples", (256, 512, 1024, 2048, 4096)),
+        "estimate, batch": ("estimate", lj, "batch", (64, 128, 256, 512, 1024)),
+        "step, K": ("inner_step", lj, "num_samples", (64, 256, 1024, 4096)),
+        "step, batch": ("inner_step", lj, "batch", (64, 128, 256, 512)),
+    }
+    found = {}
+    for label, (part, base, vary, values) in lines.items():
+        report(f"growth: {label}")
+        seconds = [
+            measure(repeats, part=part, devices=cores(), **{**base, vary: value}).seconds
+            for value in values
+        ]
+        found[label] = _line(values, seconds)
+    report("growth: estimate, particles")
+    particles = (8, 13, 26, 55, 110)
+    seconds = [
+        measure(repeats, part="estimate", target="lennard_jones", batch=64, num_samples=128,
+                settings={"num_particles": n}, devices=cores()).seconds
+        for n in particles
+    ]  # fmt: skip
+    found["estimate, particles"] = _line(particles, seconds)
+    report("growth: estimate, dimension")
+    dimensions = (2, 8, 32, 128, 512)
+    seconds = [
+        measure(repeats, part="estimate", target="gaussian_mixture", batch=128, num_samples=128,
+                settings={"dim": d}, devices=cores()).seconds
+        for d in dimensions
+    ]  # fmt: skip
+    found["estimate, dimension"] = _line(dimensions, seconds)
+    return found
+
+
+def _line(sizes, seconds) -> dict[str, Any]:
+    slope = np.polyfit(np.log(sizes[-3:]), np.log(seconds[-3:]), 1)[0]
+    return {"sizes": list(sizes), "seconds": seconds, "exponent": float(slope)}
+
+
+def run(
+    targets: tuple[str, ...],
+    repeats: int,
+    native_path: str | None,
+    with_growth: bool,
+    report: Report,
+) -> dict[str, Any]:
+    """All of it, as a tree of numbers."""
+    unknown = sorted(set(targets) - set(SIZES))
+    if unknown:
+        raise UserError(f"targets: expected some of {', '.join(SIZES)}, got {', '.join(unknown)}")
+    with_torch = importlib.util.find_spec("torch") is not None
+    found: dict[str, Any] = {
+        "cores": cores(),
+        "repeats": repeats,
+        "torch": with_torch,
+        "targets": {t: against_plain(t, repeats, with_torch, report) for t in targets},
+    }
+    if native_path is not None:
+        found["native"] = native(native_path, repeats, report)
+    if with_growth:
+        found["growth"] = growth(repeats, report)
+    return found
