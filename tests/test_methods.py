@@ -7,6 +7,7 @@ import pytest
 
 from demx import api, config
 from demx.methods import METHODS
+from demx.methods.strays import Strays
 from demx.targets import TARGETS
 from demx.types import Info, Samples
 
@@ -16,6 +17,8 @@ SMALL = {
     "buffer": {"capacity": 16},
     "grid": {"num_steps": 4},
     "evaluation": {"every": 0},
+    "moves": None,
+    "strays": None,
 }
 NETWORK = {
     "gmm40": {"width": 8, "depth": 1},
@@ -190,3 +193,22 @@ def test_every_target_resolves(name):
     settings = {"target": needed[name]} if name in needed else {}
     built, full = api.resolve(name, settings=settings)
     config.build_method("idem", built, full)
+
+
+def test_strays_lie_further_out_and_forget_x_0_at_low_noise(key):
+    """κ is 1 or between near and far, in the share asked for; x_0 becomes nan only for strays."""
+    strays, count = Strays(share=0.3, near=1.5, far=3.0, local_sigma=0.5), 20_000
+    factor = np.asarray(strays.factors(key, count))
+    out = factor > 1
+    assert abs(out.mean() - 0.3) < 4 * (0.3 * 0.7 / count) ** 0.5
+    assert factor[out].min() >= 1.5 and factor[out].max() < 3.0
+    variance = jnp.where(jnp.arange(count) % 2 == 0, 0.01, 1.0)
+    kept = strays.origins(jnp.ones((count, 2)), jnp.asarray(factor), variance)
+    forgotten = np.isnan(np.asarray(kept)).all(axis=1)
+    assert (forgotten == (out & (np.arange(count) % 2 == 0))).all()
+
+
+def test_with_strays_every_target_is_still_usable(key):
+    _, made = small("idem", "lj13", strays={"share": 0.5}, estimator={"wrap": ["conditional"]})
+    _, info = made.step(key, made.init(key))
+    assert int(info.unusable) == 0 and int(info.bad) == 0 and jnp.isfinite(info.loss)

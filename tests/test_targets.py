@@ -36,6 +36,37 @@ def test_the_door_agrees_with_autodiff_in_double_precision(name, key):
     np.testing.assert_allclose(found.score, slope, atol=2e-4 * np.abs(slope).max())
 
 
+def clouds(target, key, kind):
+    """Six configurations: random, with particles on top of each other, far apart, or narrow."""
+    x = 1.5 * normal(key, target.space, (6,))
+    if kind == "overlapping" and x.ndim == 3:
+        x = target.space.project(x.at[:, 1].set(x[:, 0] + 1e-2).at[:, 3].set(x[:, 2]))
+    return x * {"far apart": 30.0, "narrow": 0.1}.get(kind, 1.0)
+
+
+@pytest.mark.parametrize("precision", [64, 32])
+@pytest.mark.parametrize("kind", ["random", "overlapping", "far apart", "narrow"])
+@pytest.mark.parametrize("name", TARGETS)
+def test_fused_and_generic_paths_agree(name, kind, precision, key):
+    """1e-5 in float64, 1e-4 in float32, relative to the largest term of the sum."""
+    with jax.enable_x64(precision == 64):
+        kind_of = jnp.float64 if precision == 64 else jnp.float32
+        target = jax.tree.map(
+            lambda a: a.astype(kind_of) if isinstance(a, jax.Array) else a, TARGETS[name]
+        )
+        x = jnp.asarray(np.asarray(clouds(TARGETS[name], key, kind)), kind_of)
+        generic = FunctionTarget(lambda y: -target.log_density(y), target.space)
+        fused, plain = jax.jit(lambda x: (evaluate(target, x), evaluate(generic, x)))(x)
+    tolerance = 1e-5 if precision == 64 else 1e-4
+    size = 1 + np.abs(plain.log_density)
+    assert (np.abs(fused.log_density - plain.log_density) <= tolerance * size).all()
+    # forces of one configuration are sums of opposite terms as large as the largest of them
+    slope = np.abs(np.asarray(plain.score)).reshape(6, -1).max(axis=1)
+    gap = np.abs(np.asarray(fused.score - plain.score)).reshape(6, -1).max(axis=1)
+    assert (gap <= tolerance * (1 + slope)).all()
+    assert fused.bad.tolist() == plain.bad.tolist()
+
+
 @pytest.mark.parametrize("name", PARTICLES)
 def test_energy_is_invariant(name, key):
     target = TARGETS[name]

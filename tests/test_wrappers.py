@@ -73,3 +73,12 @@ def test_conditional_keeps_x_0_among_the_samples(key):
     noise = jax.random.normal(key, (2, 64))
     found = Conditional(Mixed(1e-6))(noise, target, jnp.asarray(4.0), x, x_0)
     np.testing.assert_allclose(found.score, (x_0 - x) / 4.0, rtol=1e-3, atol=1e-5)
+
+
+def test_without_x_0_conditional_is_plain(key):
+    """An x_0 of nan: no point made x_t, nothing is kept."""
+    noise = jax.random.normal(key, (2, 16))
+    noise = jnp.concatenate([noise, -noise], axis=1)
+    plain = LogSumExp()(noise, asymmetric(), VARIANCE, X, X)
+    kept = Conditional(LogSumExp())(noise, asymmetric(), VARIANCE, X, jnp.full(2, jnp.nan))
+    np.testing.assert_array_equal(plain.score, kept.score)

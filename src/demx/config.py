@@ -25,6 +25,7 @@ from demx.methods import METHODS
 from demx.methods.idem import Parts, Pin
 from demx.methods.matching import Training
 from demx.methods.moves import Moves
+from demx.methods.strays import Strays
 from demx.model import PRECONDITIONS
 from demx.networks import NETWORKS
 from demx.noise import NOISES
@@ -62,7 +63,7 @@ SINGLE: dict[str, Callable] = {
     "training": Training,
     "evaluation": evaluation,
 }
-OPTIONAL: dict[str, Callable] = {"clip": clip, "pin": Pin, "moves": Moves}
+OPTIONAL: dict[str, Callable] = {"clip": clip, "pin": Pin, "moves": Moves, "strays": Strays}
 Config = dict[str, Any]
 
 
@@ -98,7 +99,7 @@ COMMON: Config = {
 
 
 def merge(*layers: Mapping[str, Any]) -> Config:
-    """Later layers win, key by key. A section that changes its kind starts anew."""
+    """Later layers win, key by key. A section that changes its kind starts anew; None ends one."""
     merged: Config = {}
     for layer in layers:
         for name, value in layer.items():
@@ -117,13 +118,19 @@ def parse_set(assignments: list[str] | tuple[str, ...]) -> Config:
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         section, dot, name = path.strip().partition(".")
+        if section in OPTIONAL and not dot and text.strip() == "none":
+            layer[section] = None
+            continue
         if not (equals and dot and name):
-            raise UserError(f"--set: expected section.name=value, got {assignment!r}")
+            raise UserError(
+                f"--set: expected section.name=value, or section=none to leave out one of "
+                f"{', '.join(OPTIONAL)}; got {assignment!r}"
+            )
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text.strip()  # a bare word is a string
-        layer.setdefault(section, {})[name] = value
+        layer[section] = {**(layer.get(section) or {}), name: value}
     return layer
 
 
@@ -146,7 +153,7 @@ def resolve_sections(space: Space, layers: list[Config], scale: float) -> Config
     for name, factory in SINGLE.items():
         resolved[name] = registry.complete(name, factory, raw[name])
     for name, factory in OPTIONAL.items():
-        if name in raw:
+        if raw.get(name) is not None:
             resolved[name] = registry.complete(name, factory, raw[name])
     return resolved
 

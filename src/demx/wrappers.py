@@ -25,12 +25,14 @@ class Conditional(eqx.Module):
     def __call__(self, noise, target, variance, x, x_0) -> Estimate:
         tiny = jnp.finfo(x.dtype).tiny
         kept = (x_0 - x) / jnp.sqrt(jnp.maximum(variance, tiny))
+        # an x_0 of nan says that no point made x_t: nothing to keep
+        known, kept = jnp.all(jnp.isfinite(kept)), jnp.where(jnp.isfinite(kept), kept, 0.0)
         half = (noise.shape[-1] + 1) // 2
         if half < noise.shape[-1]:
             # antithetic blocks are [ε, -ε]; independent draws are never exact mirrors
-            mirrored = jnp.all(noise[..., half] == -noise[..., 0])
+            mirrored = known & jnp.all(noise[..., half] == -noise[..., 0])
             noise = noise.at[..., half].set(jnp.where(mirrored, -kept, noise[..., half]))
-        noise = noise.at[..., 0].set(kept)
+        noise = noise.at[..., 0].set(jnp.where(known, kept, noise[..., 0]))
         return self.estimator(noise, target, variance, x, x_0)
 
 

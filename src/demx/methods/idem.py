@@ -16,6 +16,7 @@ from demx.estimator import Estimator
 from demx.flow import Flow, log_probs, probability_flow, probes_for, samples
 from demx.methods.matching import Matching, State, Training
 from demx.methods.moves import Moves
+from demx.methods.strays import Strays
 from demx.model import Pinned, Precondition, ScoreModel
 from demx.noise import Noise
 from demx.sde import Grid, Rule, reverse
@@ -111,6 +112,7 @@ class Parts(NamedTuple):
     training: Training
     pin: Pin | None = None
     moves: Moves | None = None
+    strays: Strays | None = None
     warm_start: ArrayLike | None = None
 
 
@@ -152,6 +154,7 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
         diffusion.prior,
         collect_calls,
         parts.moves,
+        parts.strays,
     )
 
     def init(key: PRNGKeyArray) -> State:

@@ -20,6 +20,7 @@ from demx.draws import Draws, estimate_batch
 from demx.energy import evaluate
 from demx.estimator import Estimate, Estimator
 from demx.methods.moves import Moves
+from demx.methods.strays import Strays
 from demx.model import ScoreModel, average
 from demx.noise import Noise
 from demx.space import normal
@@ -125,6 +126,7 @@ class Matching(eqx.Module):
     prior: Callable[[PRNGKeyArray, int], Array]
     collect_calls: int = 0
     moves: Moves | None = None
+    strays: Strays | None = None
 
     def init(self, model: ScoreModel, contents: Contents | None = None) -> State:
         trainable = eqx.filter(model, eqx.is_inexact_array)
@@ -143,17 +145,20 @@ class Matching(eqx.Module):
         points = jnp.where(keep, points, fallback)
         lost = jnp.sum(~finite)
         log_density = jnp.zeros(points.shape[0], points.dtype)
-        step_size, acceptance = state.step_size, None
+        step_size, acceptance, count = state.step_size, None, 0
         if self.moves is not None:
-            moved = self.moves(key_moves, self.target, points, step_size)
+            count = self.moves.moved(len(points))
+            moved = self.moves(key_moves, self.target, points[:count], step_size)
             step_size, acceptance = moved.step_size, moved.acceptance
             # what the moves could not bring into the support is counted, and stays as it was
             inside = jnp.isfinite(moved.log_density)
-            points = jnp.where(inside.reshape(keep.shape), moved.points, points)
-            log_density = moved.log_density
+            stay = inside.reshape(keep[:count].shape)
+            points = points.at[:count].set(jnp.where(stay, moved.points, points[:count]))
+            log_density = log_density.at[:count].set(moved.log_density)
             lost = lost + jnp.sum(~inside)
-        elif self.buffer.needs_energy:
-            log_density, _, bad = evaluate(self.target, points)
+        if self.buffer.needs_energy and count < len(points):
+            value, _, bad = evaluate(self.target, points[count:])
+            log_density = log_density.at[count:].set(value)
             lost = lost + jnp.sum(bad)
         contents = self.buffer.add(state.contents, points, log_density)
         return Filled(contents, lost, step_size, acceptance)
@@ -164,7 +169,9 @@ class Matching(eqx.Module):
         A chunk of the batch: `rows` points, of which the first is number `place` of the batch.
         """
         size, space = self.training.batch_size, self.target.space
-        key_point, key_prior, key_coin, key_time, key_noise, key_score = jax.random.split(key, 6)
+        key_point, key_prior, key_coin, key_time, key_noise, key_score, key_stray = (
+            jax.random.split(key, 7)
+        )
         x_0 = self.buffer.sample(key_point, contents, rows)
         if self.training.prior_fraction > 0:
             coin = jax.random.bernoulli(key_coin, self.training.prior_fraction, (rows,))
@@ -174,8 +181,14 @@ class Matching(eqx.Module):
         numbers = (place + jnp.arange(rows)).astype(x_0.dtype)
         t = (numbers + jax.random.uniform(key_time, (rows,))) / size
         v = jax.vmap(self.noise.variance)(t)
-        spread = jnp.sqrt(v).reshape((-1,) + (1,) * len(space.shape))
-        x_t = x_0 + spread * normal(key_noise, space, (rows,))
+        shape = (-1,) + (1,) * len(space.shape)
+        spread = jnp.sqrt(v)
+        if self.strays is not None:
+            factor = self.strays.factors(key_stray, rows)
+            spread = spread * factor
+        x_t = x_0 + spread.reshape(shape) * normal(key_noise, space, (rows,))
+        if self.strays is not None:
+            x_0 = self.strays.origins(x_0, factor, v)
         keys = jax.random.split(key_score, rows)
         estimate = estimate_batch(keys, pool, self.estimator, self.draws, self.target, v, x_t, x_0)
         axes = tuple(range(1, x_t.ndim))
@@ -278,7 +291,10 @@ class Matching(eqx.Module):
         """Energy calls of one outer loop."""
         training = self.training
         regressions = training.inner_steps * training.batch_size * self.draws.num_samples
-        filling = training.new_samples if self.buffer.needs_energy else 0
+        unmoved, filling = training.new_samples, 0
         if self.moves is not None:
+            unmoved -= self.moves.moved(training.new_samples)
             filling = self.moves.calls(training.new_samples)
+        if self.buffer.needs_energy:
+            filling += unmoved
         return self.estimator.cost * regressions + filling + self.collect_calls

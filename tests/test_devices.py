@@ -1,0 +1,74 @@
+"""Chunks and devices: what is cut, and that nobody's results depend on who computes them."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from demx import devices
+
+
+@pytest.mark.parametrize(
+    ("rows", "limit", "expected"),
+    [(512, 8, 8), (512, 1000, 256), (128, 1, 1), (1000, 16, 10), (2, 100, 1), (1, 5, 1)],
+)
+def test_chunks_divide_the_rows(rows, limit, expected):
+    assert devices.chunk_rows(rows, limit) == expected
+
+
+def test_rows_without_divisors_stay_whole():
+    assert devices.chunk_rows(997, 16) == 997
+
+
+def test_mapped_and_summed_chunks():
+    numbers = jnp.arange(12.0).reshape(4, 3)
+    tripled = devices.map_chunks(lambda factor, c: factor * c, jnp.asarray(3.0), numbers)
+    np.testing.assert_allclose(tripled, 3 * numbers)
+    total = devices.sum_chunks(lambda f, c: {"sum": f * c}, jnp.asarray(2.0), numbers)
+    np.testing.assert_allclose(total["sum"], 2 * numbers.sum(axis=0))
+
+
+STEP = """
+import json, jax, numpy as np
+from demx import config, resolve
+settings = {
+    "draws": {"num_samples": 8}, "buffer": {"kind": "ring", "capacity": 32},
+    "training": {"outer_steps": 2, "inner_steps": 2, "batch_size": 8, "new_samples": 8},
+    "network": {"width": 8, "depth": 1}, "grid": {"num_steps": 4, "sigma_last": 0.2},
+    "moves": {"num_steps": 2, "num_leapfrog": 2},
+}
+target, full = resolve.resolve("dw4", settings=settings)
+method = config.build_method("idem", target, full)
+state = method.init(jax.random.key(0))
+for i in range(2):
+    state, info = method.step(jax.random.key(i), state)
+drawn = np.asarray(method.sample(jax.random.key(5), state, 8).x)
+print(json.dumps({"devices": jax.local_device_count(), "loss": float(info.loss),
+                  "norm": float(info.gradient_norm), "x": drawn.tolist()}))
+"""
+
+
+def test_two_devices_give_what_one_gives():
+    """Steps, moves and samples, to rounding: the sum of two devices' gradients has its own."""
+    found = {}
+    for count in (1, 2):
+        environment = {"JAX_NUM_CPU_DEVICES": str(count), "PATH": ""}
+        done = subprocess.run(
+            [sys.executable, "-c", STEP], env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        found[count] = json.loads(done.stdout)
+        assert found[count]["devices"] == count
+    assert found[2]["loss"] == pytest.approx(found[1]["loss"], rel=1e-4)
+    assert found[2]["norm"] == pytest.approx(found[1]["norm"], rel=1e-3)
+    np.testing.assert_allclose(found[2]["x"], found[1]["x"], atol=1e-3)
+
+
+def test_one_device_needs_no_placement():
+    tree = {"a": jnp.ones(3), "b": "text"}
+    if jax.local_device_count() == 1:
+        assert devices.everywhere(tree) is tree
