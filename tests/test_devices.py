@@ -14,14 +14,18 @@ from demx import devices
 
 @pytest.mark.parametrize(
     ("rows", "limit", "expected"),
-    [(512, 8, 8), (512, 1000, 256), (128, 1, 1), (1000, 16, 10), (2, 100, 1), (1, 5, 1)],
+    [
+        (512, 8, 8),
+        (512, 1000, 128),
+        (128, 1, 1),
+        (1000, 16, 10),
+        (2, 100, 1),
+        (1, 5, 1),
+        (997, 16, 1),
+    ],
 )
 def test_chunks_divide_the_rows(rows, limit, expected):
     assert devices.chunk_rows(rows, limit) == expected
-
-
-def test_rows_without_divisors_stay_whole():
-    assert devices.chunk_rows(997, 16) == 997
 
 
 def test_mapped_and_summed_chunks():
@@ -33,7 +37,7 @@ def test_mapped_and_summed_chunks():
 
 
 STEP = """
-import json, jax, numpy as np
+import json, logging, jax, numpy as np
 from demx import config, resolve
 settings = {
     "draws": {"num_samples": 8}, "buffer": {"kind": "ring", "capacity": 32},
@@ -44,18 +48,32 @@ settings = {
 target, full = resolve.resolve("dw4", settings=settings)
 method = config.build_method("idem", target, full)
 state = method.init(jax.random.key(0))
+jax.config.update("jax_log_compiles", True)
+programs = 0
+class Count(logging.Handler):
+    def emit(self, record):
+        global programs
+        programs += record.getMessage().startswith("Finished XLA compilation of jit(step)")
+logging.getLogger("jax").addHandler(Count())
 for i in range(2):
     state, info = method.step(jax.random.key(i), state)
-drawn = np.asarray(method.sample(jax.random.key(5), state, 8).x)
+jax.config.update("jax_log_compiles", False)
+drawn = method.sample(jax.random.key(5), state, 8).x
+density = method.log_prob(state, drawn[:2])
+assert len(drawn.devices()) == 1
 print(json.dumps({"devices": jax.local_device_count(), "loss": float(info.loss),
-                  "norm": float(info.gradient_norm), "x": drawn.tolist()}))
+                  "norm": float(info.gradient_norm), "x": np.asarray(drawn).tolist(),
+                  "log_prob": np.asarray(density).tolist(), "programs": programs}))
 """
 
 
-def test_two_devices_give_what_one_gives():
-    """Steps, moves and samples, to rounding: the sum of two devices' gradients has its own."""
+def test_two_and_three_devices_give_what_one_gives():
+    """Steps, moves, samples and densities, to rounding: a sum over devices has its own.
+
+    Three devices cannot share the chunks equally. The step is compiled once.
+    """
     found = {}
-    for count in (1, 2):
+    for count in (1, 2, 3):
         environment = {"JAX_NUM_CPU_DEVICES": str(count), "PATH": ""}
         done = subprocess.run(
             [sys.executable, "-c", STEP], env=environment, capture_output=True, text=True
@@ -63,9 +81,12 @@ def test_two_devices_give_what_one_gives():
         assert done.returncode == 0, done.stderr
         found[count] = json.loads(done.stdout)
         assert found[count]["devices"] == count
-    assert found[2]["loss"] == pytest.approx(found[1]["loss"], rel=1e-4)
-    assert found[2]["norm"] == pytest.approx(found[1]["norm"], rel=1e-3)
-    np.testing.assert_allclose(found[2]["x"], found[1]["x"], atol=1e-3)
+    for count in (2, 3):
+        assert found[count]["loss"] == pytest.approx(found[1]["loss"], rel=1e-4)
+        assert found[count]["norm"] == pytest.approx(found[1]["norm"], rel=1e-3)
+        assert found[count]["log_prob"] == pytest.approx(found[1]["log_prob"], abs=1e-2)
+        np.testing.assert_allclose(found[count]["x"], found[1]["x"], atol=1e-3)
+        assert found[count]["programs"] == 1
 
 
 def test_one_device_needs_no_placement():

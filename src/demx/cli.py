@@ -9,8 +9,8 @@ import tyro
 
 from demx import __version__
 from demx.bench.command import bench
-from demx.cache import cache_directory
 from demx.errors import Diverged, UserError
+from demx.machine import cache_directory, cores
 
 Target = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
 Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -268,10 +268,13 @@ def _prepare_jax() -> None:
 
     By JAX's own environment variables, before it is imported; what is set already stays.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(cores or 1))
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_directory() / "compiled"))
+    os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(cores()))
+    try:
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_directory() / "compiled"))
+    except RuntimeError:  # a user without a home: programs are not kept
+        return
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "1")
+    os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(1 << 29))
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Work in chunks that stay in cache, shared out over the local devices.
 
 A batch is cut into equal chunks, each with a key of its own. A device works through its share
-of the chunks one after the other: memory is that of one chunk, and who works on a chunk
+of the chunks one after the other: memory is that of one chunk, and how many devices there are
 changes nothing but the order of a sum.
 """
 
@@ -11,77 +11,102 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jaxtyping import Array
 
 AXIS = "device"
+FEWEST = 4  # chunks of a batch that has so many rows: work for as many devices
 
 
 def chunk_rows(rows: int, limit: int) -> int:
-    """Rows of a chunk: the largest divisor of `rows` that is at most `limit`.
+    """Rows of a chunk: the largest divisor of `rows` that is at most `limit` and rows/4.
 
-    There are at least two chunks, so that one device and two do the same work, and one for
-    each device. A number of rows without divisors of some size is left whole.
+    Sizes with many divisors are best: a prime number of rows is taken row by row.
     """
-    most = max(1, min(limit, rows // max(2, jax.local_device_count())))
-    best = max(d for d in range(1, most + 1) if rows % d == 0)
-    return best if 4 * best >= most else rows
+    most = max(1, min(limit, rows // FEWEST))
+    return max(d for d in range(1, most + 1) if rows % d == 0)
 
 
-def sharing(chunks: int) -> int:
-    """How many of the local devices can share `chunks` equally."""
-    return max(d for d in range(1, jax.local_device_count() + 1) if chunks % d == 0)
-
-
-def _mesh(count: int) -> jax.sharding.Mesh:
-    devices = jax.local_devices()[:count]
-    return jax.make_mesh((count,), (AXIS,), devices=devices, axis_types=(AxisType.Auto,))
+def _mesh() -> jax.sharding.Mesh:
+    devices = jax.local_devices()
+    return jax.make_mesh((len(devices),), (AXIS,), devices=devices, axis_types=(AxisType.Auto,))
 
 
 def everywhere(tree: Any) -> Any:
     """The arrays of a tree on every device: jitted functions then compile for one placement."""
     if jax.local_device_count() == 1:
         return tree
-    placement = NamedSharding(_mesh(jax.local_device_count()), PartitionSpec())
     arrays, rest = eqx.partition(tree, eqx.is_array)
-    return eqx.combine(jax.device_put(arrays, placement), rest)
+    placed = jax.device_put(arrays, NamedSharding(_mesh(), PartitionSpec()))
+    return eqx.combine(placed, rest)
 
 
-def _shared(f: Callable[[Any, Any], Any], tree: Any, chunks: Any, out: PartitionSpec) -> Any:
-    """f(tree, my chunks) on each of the devices that can share the chunks."""
-    count = sharing(jax.tree.leaves(chunks)[0].shape[0])
-    if count == 1:
-        return f(tree, chunks)
+def home(tree: Any) -> Any:
+    """The arrays of a tree back in one piece on the first device, to be used with any other."""
+    if jax.local_device_count() == 1:
+        return tree
     arrays, rest = eqx.partition(tree, eqx.is_array)
-    return jax.shard_map(
-        lambda arrays, chunks: f(eqx.combine(arrays, rest), chunks),
-        mesh=_mesh(count),
-        in_specs=(PartitionSpec(), PartitionSpec(AXIS)),
-        out_specs=out,
-        check_vma=False,
-    )(arrays, chunks)
+    return eqx.combine(jax.tree.map(_alone, arrays), rest)
+
+
+def _alone(a: Array) -> Array:
+    if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(_alone(jax.random.key_data(a)), impl=jax.random.key_impl(a))
+    return jnp.asarray(np.asarray(a))
+
+
+def _share(f: Callable[[Any, Any], Any], tree: Any, chunks: Any, loop: Callable, out) -> Any:
+    """loop(work, (chunks, valid)) on every device, where work does one chunk.
+
+    If the devices cannot share the chunks equally, some get an empty turn: nothing is computed
+    in it, and no energy is called.
+    """
+    count, devices = jax.tree.leaves(chunks)[0].shape[0], jax.local_device_count()
+    turns = -(-count // devices)
+    index = jnp.arange(turns * devices)
+    valid, index = index < count, jnp.minimum(index, count - 1)
+    whole = turns * devices == count
+    arrays, rest = eqx.partition(tree, eqx.is_array)
+
+    def mine(arrays, chunks, valid):
+        own = eqx.combine(arrays, rest)
+        first = jax.tree.map(lambda c: c[0], chunks)
+        shapes = jax.eval_shape(lambda chunk: f(own, chunk), first)
+        nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+
+        def work(turn):
+            chunk, valid = turn
+            if whole:
+                return f(own, chunk)
+            return jax.lax.cond(valid, lambda c: f(own, c), lambda c: nothing, chunk)
+
+        return loop(work, nothing, (chunks, valid))
+
+    if not whole:
+        chunks = jax.tree.map(lambda c: c[index], chunks)
+    if devices == 1:
+        return mine(arrays, chunks, valid)
+    specs = (PartitionSpec(), PartitionSpec(AXIS), PartitionSpec(AXIS))
+    made = jax.shard_map(mine, mesh=_mesh(), in_specs=specs, out_specs=out, check_vma=False)
+    return made(arrays, chunks, valid)
 
 
 def map_chunks(f: Callable[[Any, Any], Any], tree: Any, chunks: Any) -> Any:
     """f(tree, chunk) for the chunks along the leading axis of `chunks`, stacked."""
-
-    def mine(tree, chunks):
-        return jax.lax.map(lambda chunk: f(tree, chunk), chunks)
-
-    return _shared(mine, tree, chunks, PartitionSpec(AXIS))
+    count = jax.tree.leaves(chunks)[0].shape[0]
+    made = _share(f, tree, chunks, lambda work, _, c: jax.lax.map(work, c), PartitionSpec(AXIS))
+    return jax.tree.map(lambda a: a[:count], made)
 
 
 def sum_chunks(f: Callable[[Any, Any], Any], tree: Any, chunks: Any) -> Any:
     """Σ f(tree, chunk) over the chunks along the leading axis of `chunks`: a tree of arrays."""
-    parallel = sharing(jax.tree.leaves(chunks)[0].shape[0]) > 1
 
-    def mine(tree, chunks):
-        shapes = jax.eval_shape(f, tree, jax.tree.map(lambda c: c[0], chunks))
-        zero = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    def add(work, nothing, turns):
+        def body(total, turn):
+            return jax.tree.map(jnp.add, total, work(turn)), None
 
-        def add(total, chunk):
-            return jax.tree.map(jnp.add, total, f(tree, chunk)), None
+        total, _ = jax.lax.scan(body, nothing, turns)
+        return jax.lax.psum(total, AXIS) if jax.local_device_count() > 1 else total
 
-        total, _ = jax.lax.scan(add, zero, chunks)
-        return jax.lax.psum(total, AXIS) if parallel else total
-
-    return _shared(mine, tree, chunks, PartitionSpec())
+    return _share(f, tree, chunks, add, PartitionSpec())

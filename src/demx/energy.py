@@ -33,15 +33,16 @@ def evaluate(target: Target, xs: Float[Array, "N ..."]) -> Evaluation:
     -∞ itself (outside the support) is a legal value of log p̃; NaN, +∞ and a gradient
     that is not finite where log p̃ is, are not.
     """
-    found = evaluate_columns(target, jnp.moveaxis(xs, 0, -1))
-    return found._replace(score=jnp.moveaxis(found.score, -1, 0))
+    found = _columns(target, jnp.moveaxis(xs, 0, -1))
+    return found._replace(score=target.space.project(jnp.moveaxis(found.score, -1, 0)))
 
 
 def evaluate_columns(target: Target, xs: Float[Array, "... N"]) -> Evaluation:
     """`evaluate` for points along the last axis, (*space.shape, N): the layout for speed.
 
     Arithmetic then runs over long contiguous rows. Batches of such blocks (under `vmap`) are laid
-    side by side, so that rows are long also where the blocks are narrow.
+    side by side, so that rows are long also where the blocks are narrow; in return there
+    is no derivative of this function (there is of `evaluate`).
     """
     # the target's arrays are arguments: a closure over traced ones could not be batched
     arrays, rest = eqx.partition(target, eqx.is_array)
@@ -78,6 +79,11 @@ def _columns(target: Target, xs: Array) -> Evaluation:
         log_density, score = jax.vmap(jax.value_and_grad(along), -1, (0, -1))(xs)
     else:
         log_density, score = fused(xs)
+        if log_density.shape != xs.shape[-1:] or score.shape != xs.shape:
+            raise ValueError(
+                f"log_density_and_score: expected shapes {xs.shape[-1:]} and {xs.shape} for points "
+                f"along the last axis, {xs.shape}; got {log_density.shape} and {score.shape}"
+            )
     # 0·s is nan where s is not finite: one pass over the scores instead of a mask of their size
     finite = jnp.isfinite(jnp.sum(0.0 * score, axis=tuple(range(score.ndim - 1))))
     legal = jnp.isfinite(log_density) & finite

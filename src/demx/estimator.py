@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from demx.energy import evaluate_columns
+from demx.space import Space
 from demx.types import Target
 
 BLOCK = 1 << 16  # floats of one (*shape, K) block: it stays in the second-level cache
@@ -116,10 +117,10 @@ def _stream(noise, target, sigma, x, quantity, shift_of) -> _Sums:
     return sums
 
 
-def _normalise(sums: _Sums, count: int) -> Estimate:
+def _normalise(sums: _Sums, count: int, space: Space) -> Estimate:
     """Σ w f / Σ w with the delta-method variance Σ w² |f - S|² / (Σ w)²."""
     total = jnp.where(sums.w > 0, sums.w, jnp.nan)  # no sample inside the support: no estimate
-    score = sums.wf / total
+    score = space.project(sums.wf / total)
     spread = sums.w2f2 - 2 * jnp.sum(score * sums.w2f) + jnp.sum(score**2) * sums.w2
     return Estimate(
         score,
@@ -143,7 +144,7 @@ class LogSumExp(eqx.Module):
 
     def __call__(self, noise, target, variance, x, x_0) -> Estimate:
         sums = _stream(noise, target, jnp.sqrt(variance), x, lambda s, e: s, _largest)
-        return _normalise(sums, noise.shape[-1])
+        return _normalise(sums, noise.shape[-1], target.space)
 
 
 class Ratio(eqx.Module):
@@ -160,7 +161,7 @@ class Ratio(eqx.Module):
             return jnp.zeros_like(log_density[0])
 
         sums = _stream(noise, target, jnp.sqrt(variance), x, lambda s, e: s, no_shift)
-        return _normalise(sums, noise.shape[-1])
+        return _normalise(sums, noise.shape[-1], target.space)
 
 
 class Jensen(eqx.Module):
@@ -208,7 +209,7 @@ class Mixed(eqx.Module):
             return (1 - c) * score + denoise * epsilon
 
         sums = _stream(noise, target, sigma, x, mix, _largest)
-        return _normalise(sums, noise.shape[-1])
+        return _normalise(sums, noise.shape[-1], target.space)
 
 
 ESTIMATORS = {"log_sum_exp": LogSumExp, "ratio": Ratio, "jensen": Jensen, "mixed": Mixed}

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from demx.devices import everywhere, home, map_chunks
 from demx.noise import Noise
 from demx.space import Space, log_normal, normal
 
@@ -178,12 +179,20 @@ def _carry_many(flow: Flow, xs: Array, keys: Array | None, start: Array, end: Ar
     def chunk(first: int):
         rows = np.minimum(np.arange(first, first + size), n - 1)
         own = None if flow.probes is None or keys is None else keys[rows]
-        return _carry_chunk(flow, xs[rows], own, start, end, batch)
+        given = everywhere((flow, xs[rows], own, start, end))
+        return home(_carry_chunk(*given, batch))
 
+    xs = home(xs)
     made = [chunk(first) for first in range(0, n, size)]
     return tuple(jnp.concatenate(parts)[:n] for parts in zip(*made, strict=True))
 
 
 @eqx.filter_jit
 def _carry_chunk(flow: Flow, xs: Array, keys: Array | None, start: Array, end: Array, batch: int):
-    return jax.lax.map(lambda a: flow.carry(*a, start, end), (xs, keys), batch_size=batch)
+    def some(tree, chunk):
+        flow, start, end = tree
+        return jax.vmap(lambda x, key: flow.carry(x, key, start, end))(*chunk)
+
+    split = lambda a: a.reshape(-1, batch, *a.shape[1:])  # noqa: E731
+    made = map_chunks(some, (flow, start, end), jax.tree.map(split, (xs, keys)))
+    return jax.tree.map(lambda a: a.reshape(len(xs), *a.shape[2:]), made)

@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Array, ArrayLike
 
 from demx import config as configuration
-from demx.config import OPTIONAL
 from demx.errors import UserError
 from demx.space import Euclidean, MeanFree, normal
 from demx.targets.function import FunctionTarget, check_energy
@@ -59,7 +58,8 @@ def resolve(
     """The target and the complete configuration that `fit` would use."""
     settings = dict(settings or {})
     for section, values in settings.items():
-        if not (isinstance(values, Mapping) or (values is None and section in OPTIONAL)):
+        left_out = values is None and section in configuration.OPTIONAL
+        if not (isinstance(values, Mapping) or left_out):
             raise UserError(
                 f'settings: expected sections like {{"draws": {{"num_samples": 512}}}}, '
                 f"got {section!r}: {values!r}"

@@ -42,13 +42,13 @@ def bench(
         targets, repeats, native, growth or plot is not None,
         lambda text: print(text, file=sys.stderr, flush=True),
     )  # fmt: skip
-    if plot is not None:
-        from demx.report import figures
-
-        Path(plot).write_text(figures.growth(found["growth"]))
     if json:
         import json as dumps
 
         print(dumps.dumps(found, indent=2))
     else:
         tables.show(found)
+    if plot is not None:
+        from demx.report import figures
+
+        Path(plot).write_text(figures.growth(found["growth"]))

@@ -14,7 +14,6 @@ from jaxtyping import Array
 from demx import config, resolve
 from demx.devices import chunk_rows, everywhere, map_chunks, sum_chunks
 from demx.draws import Draws, estimate_batch
-from demx.energy import evaluate
 from demx.estimator import LogSumExp
 from demx.model import ScoreModel
 from demx.space import normal
@@ -29,9 +28,13 @@ def _points(target: Target, batch: int) -> Array:
     return 1.5 * normal(jax.random.key(0), target.space, (batch,))
 
 
-def estimate(target: Target, batch: int, num_samples: int) -> Run:
-    """S_K as training computes it: fused, chunked, on all devices."""
-    x, draws, rows = _points(target, batch), Draws(num_samples), chunk_rows(batch, 64)
+def estimate(target: Target, batch: int, num_samples: int, own_noise: bool = False) -> Run:
+    """S_K as training computes it: fused, chunked, on all devices.
+
+    own_noise: every point draws K normals of its own, as the plain formulation does.
+    """
+    draws = Draws(num_samples, shared=not own_noise, antithetic=not own_noise)
+    x, rows = _points(target, batch), chunk_rows(batch, 16)
     variance = jnp.full((batch // rows, rows), NOISE)
     xs = x.reshape(batch // rows, rows, *x.shape[1:])
 
@@ -117,10 +120,3 @@ def sampling(name: str, n: int) -> Run:
     method = config.build_method("idem", target, full)
     state = method.init(jax.random.key(0))
     return lambda: method.sample(jax.random.key(1), state, n).x
-
-
-def energy_calls(target: Target, n: int) -> Run:
-    """n energies and forces, as Metropolis moves ask for them."""
-    x = _points(target, n)
-    run = jax.jit(lambda x: evaluate(target, x).score)
-    return lambda: run(x)

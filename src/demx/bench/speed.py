@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import re
 import statistics
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from demx.errors import UserError
+from demx.machine import cores
 
 SIZES = {  # batch and K of the public configurations
     "gmm40": (512, 500),
@@ -21,77 +23,84 @@ SIZES = {  # batch and K of the public configurations
     "lj55": (128, 100),
 }
 EGNN = {"kind": "egnn"}
+# large blocks stay with the process instead of going back to the system after each use: several
+# times faster for formulations with large arrays, so this is the fair comparison
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 35), "MALLOC_TRIM_THRESHOLD_": str(1 << 35)}
 Report = Callable[[str], None]
 
 
 class Measured(NamedTuple):
-    """Median seconds over the repetitions, the seconds of the first call, peak memory."""
+    """Median seconds over the repetitions, and the peak memory of the process."""
 
     seconds: float
-    first: float
     gigabytes: float
+
+
+class NotMeasured(RuntimeError):
+    """A process ended without a result: too little memory, most often."""
 
 
 def measure(repeats: int, **task: Any) -> Measured:
     """One measurement in a process of its own."""
-    environment = dict(os.environ)
-    if task.get("torch"):
-        # large blocks are kept by the allocator instead of going back to the system each time:
-        # three to five times faster, the fair comparison
-        environment |= {
-            "MALLOC_MMAP_THRESHOLD_": str(1 << 35),
-            "MALLOC_TRIM_THRESHOLD_": str(1 << 35),
-            "MALLOC_TOP_PAD_": str(1 << 28),
-        }
     command = [sys.executable, "-m", "demx.bench.worker", json.dumps({"repeats": repeats, **task})]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=os.environ | ALLOCATOR, capture_output=True, text=True)
     if done.returncode:
         what = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise UserError(f"bench: {task} could not be measured ({what})")
+        raise NotMeasured(f"{task['part']} of {task['target']}: {what}")
     found = json.loads(done.stdout.splitlines()[-1])
-    return Measured(statistics.median(found["seconds"]), found["first"], found["peak_gigabytes"])
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Measured(statistics.median(found["seconds"]), found["peak_gigabytes"])
 
 
 def against_plain(name: str, repeats: int, with_torch: bool, report: Report) -> dict[str, Any]:
     """One target: estimator, network, inner step and sampling, ours and the plain ones."""
     batch, num_samples = SIZES[name]
-    both = cores()
+    every = cores()
     sizes = {"target": name, "batch": batch, "num_samples": num_samples}
-    row: dict[str, Any] = {"batch": batch, "K": num_samples, "devices": both}
+    row: dict[str, Any] = {"batch": batch, "K": num_samples, "devices": every}
 
     def take(label: str, **task: Any) -> float:
         report(f"{name}: {label}")
-        found = measure(repeats, **{**sizes, **task})
+        try:
+            found = measure(repeats, **{**sizes, **task})
+        except NotMeasured as error:  # what was measured before is not lost
+            report(f"not measured: {error}")
+            row[label] = None
+            return float("nan")
         row[label] = found.seconds
         row[f"{label}_gigabytes"] = found.gigabytes
         return found.seconds
 
-    fused = take("estimate", part="estimate", devices=both)
-    row["plain_over_estimate"] = take("plain_estimate", part="plain_estimate") / fused
-    take("network", part="network_gradient", devices=both)
-    step = take("step", part="inner_step", devices=both)
-    row["one_device_over_step"] = take("step_one_device", part="inner_step") / step
-    sample = take("sample_1000", part="sampling", batch=1000, devices=both)
+    def ratio(label: str, above: float, below: float) -> None:
+        row[label] = above / below if math.isfinite(above / below) else None
+
+    fused = take("estimate", part="estimate", devices=every)
+    own = take("estimate_own_noise", part="estimate", devices=every, own_noise=True)
+    plain = take("plain_estimate", part="plain_estimate")
+    ratio("plain_over_estimate", plain, fused)
+    ratio("plain_over_own_noise", plain, own)
+    network = take("network", part="network_gradient", devices=every)
+    step = take("step", part="inner_step", devices=every)
+    ratio("one_device_over_step", take("step_one_device", part="inner_step"), step)
+    sample = take("sample_1000", part="sampling", batch=1000, devices=every)
     if name != "gmm40":
-        egnn = take("network_egnn", part="network_gradient", devices=both, network=EGNN)
-        row["egnn_over_network"] = egnn / row["network"]
+        egnn = {"part": "network_gradient", "devices": every, "network": EGNN}
+        ratio("egnn_over_network", take("network_egnn", **egnn), network)
     if with_torch:
-        row["torch_over_estimate"] = take("torch_estimate", part="estimate", torch=True) / fused
-        row["torch_over_step"] = take("torch_step", part="inner_step", torch=True) / step
+        ratio("torch_over_estimate", take("torch_estimate", part="estimate", torch=True), fused)
+        ratio("torch_over_step", take("torch_step", part="inner_step", torch=True), step)
         steps, points = (2, 128) if name == "lj55" else (5, 1000)
         euler = {"part": "sampling", "torch": True, "batch": points, "steps": steps}
         # 1000 equal steps: a few are timed; cost is linear in the points
-        row["torch_sample_1000"] = take("torch_euler", **euler) * 1000 / points
-        row["torch_over_sample"] = row["torch_sample_1000"] / sample
+        whole = take("torch_euler", **euler) * 1000 / points
+        ratio("torch_over_sample", whole, sample)
     return row
 
 
 def native(path: str, repeats: int, report: Report) -> dict[str, Any]:
-    """The two-thread native limit, by the program at `path`, and our estimator at its sizes."""
+    """The native limit with two threads, by the program at `path`, and ours on two devices.
+
+    The program prints its best of five; ours is the median.
+    """
     try:
         done = subprocess.run([path], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -107,7 +116,7 @@ def native(path: str, repeats: int, report: Report) -> dict[str, Any]:
         report(f"{name}: estimate beside the native limit")
         ours = measure(
             repeats, part="estimate", target=name, batch=int(batch),
-            num_samples=int(num_samples), devices=cores(),
+            num_samples=int(num_samples), devices=min(2, cores()),
         )  # fmt: skip
         rows[name] = {
             "batch": int(batch),

@@ -1,7 +1,7 @@
 """One measurement in a process of its own: `python -m demx.bench.worker TASK`, a JSON object.
 
-Prints a JSON object: the seconds of every repetition, the peak memory of the process and how
-often JAX compiled. A process a measurement, so that memory is its own and devices can differ.
+Prints a JSON object: the seconds of every repetition and the peak memory of the process. A
+process a measurement, so that memory is its own and devices can differ.
 """
 
 import json
@@ -16,25 +16,21 @@ def _run_jax(task: dict[str, Any]):
     os.environ["JAX_NUM_CPU_DEVICES"] = str(task.get("devices", 1))
     import jax
 
-    from demx import registry, resolve
+    from demx import resolve
     from demx.bench import parts
 
     part, divide = task["part"], 1
     batch, num_samples = task.get("batch", 0), task.get("num_samples", 0)
-    if part in ("estimate", "plain_estimate", "energy_calls"):
-        target, _ = resolve.named_target(task["target"], task.get("settings", {}))
-        if part == "energy_calls":
-            run = parts.energy_calls(target, batch)
-        else:
-            run = getattr(parts, part)(target, batch, num_samples)
+    if part in ("estimate", "plain_estimate"):
+        _, target = resolve.named_target(task["target"], task.get("settings", {}))
+        extra = {"own_noise": True} if task.get("own_noise") else {}
+        run = getattr(parts, part)(target, batch, num_samples, **extra)
     elif part == "network_gradient":
         run = parts.network_gradient(task["target"], batch, task.get("network"))
     elif part == "inner_step":
         run, divide = parts.inner_step(task["target"], batch, num_samples, task.get("network"))
-    elif part == "sampling":
-        run = parts.sampling(task["target"], batch)
     else:
-        raise ValueError(f"part: expected one of {sorted(registry.TARGETS)}, got {part!r}")
+        run = parts.sampling(task["target"], batch)
     return (lambda: jax.block_until_ready(run())), divide
 
 
@@ -52,8 +48,6 @@ def _run_torch(task: dict[str, Any]):
     if part == "sampling":
         steps = task["steps"]
         return yardstick.euler_steps(batch, steps), steps / 1000
-    if part == "network_gradient":
-        return yardstick.network_gradient(batch), 1
     return getattr(yardstick, part)(batch, task["num_samples"]), 1
 
 
@@ -61,15 +55,15 @@ def main() -> None:
     """Run the task of the command line."""
     task = json.loads(sys.argv[1])
     run, divide = (_run_torch if task.get("torch") else _run_jax)(task)
-    started = time.perf_counter()
     run()
-    first, seconds = time.perf_counter() - started, []
+    seconds = []
     for _ in range(task.get("repeats", 5)):
         started = time.perf_counter()
         run()
         seconds.append((time.perf_counter() - started) / divide)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(json.dumps({"seconds": seconds, "first": first, "peak_gigabytes": peak}))
+    unit = 2**30 if sys.platform == "darwin" else 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    print(json.dumps({"seconds": seconds, "peak_gigabytes": peak}))
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ import jax
 import numpy as np
 
 from demx import __version__
-from demx.cache import cache_directory
 from demx.errors import UserError
 from demx.evaluate.equilibrium import Equilibrium, equilibrium_samples, passes
+from demx.machine import cache_directory
 from demx.space import MeanFree
 from demx.types import Target
 

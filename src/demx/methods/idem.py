@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, PRNGKeyArray
 
 from demx.buffer import Buffer
-from demx.devices import chunk_rows, everywhere, map_chunks
+from demx.devices import chunk_rows, everywhere, home, map_chunks
 from demx.draws import Draws
 from demx.energy import evaluate
 from demx.estimator import Estimator
@@ -192,27 +192,27 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
         key = jax.random.key(0)
         return log_probs(diffusion.flow(model, probes=probes_for(space)), xs, key)
 
-    def chunks(key: PRNGKeyArray, n: int):
-        """(key, size) of each compiled call; a full chunk's draws do not depend on n."""
-        # a number with many divisors, so that a large call can be cut into chunks
-        size = n if n <= 64 else min(CHUNK, 64 * -(-n // 64))
-        count = -(-n // size)
-        return [(jax.random.fold_in(key, i), size) for i in range(count)]
+    def calls(key: PRNGKeyArray, n: int, size: int):
+        """(key, size) of each compiled call; a full call's draws do not depend on n."""
+        return [(jax.random.fold_in(key, i), size) for i in range(-(-n // size))]
 
     def sample(key: PRNGKeyArray, state: State, n: int) -> Samples:
-        made = [draw(k, everywhere(state.average), size) for k, size in chunks(key, n)]
-        x = jnp.concatenate(made)
+        model = everywhere(state.average)
+        # a number with many divisors, so that a large call can be cut into chunks
+        size = n if n <= 64 else min(CHUNK, 64 * -(-n // 64))
+        x = jnp.concatenate([home(draw(k, model, size)) for k, size in calls(key, n, size)])
         # what was drawn is paid for, also the end of the last chunk
         return Samples(x[:n], energy_calls=len(x) * diffusion.calls_per_sample)
 
     def sample_weighted(key: PRNGKeyArray, state: State, n: int) -> Samples:
-        made = [draw_weighted(k, state.average, size) for k, size in chunks(key, n)]
+        model = everywhere(state.average)
+        made = [draw_weighted(k, model, size) for k, size in calls(key, n, min(n, CHUNK))]
         x, log_prob, log_weight, bad = (jnp.concatenate(m) for m in zip(*made, strict=True))
         wrong = int(jnp.sum(bad[:n]))
         return Samples(x[:n], log_weight[:n], log_prob[:n], energy_calls=len(x), bad=wrong)
 
     def log_prob(state: State, xs: Array) -> Array:
-        return density(state.average, xs)
+        return density(everywhere(state.average), xs)
 
     at_init = 0
     if parts.warm_start is not None and engine.buffer.needs_energy:

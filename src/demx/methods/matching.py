@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import equinox as eqx
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
@@ -113,6 +114,16 @@ class Training(eqx.Module):
         return optax.chain(optax.clip_by_global_norm(self.gradient_clip), optax.adam(rate))
 
 
+def flatten(model: ScoreModel) -> tuple[Array, Callable[[Array], ScoreModel]]:
+    """All parameters in one vector, and the way back.
+
+    Optimiser and averages then work on one long array instead of dozens of short ones.
+    """
+    trainable, static = eqx.partition(model, eqx.is_inexact_array)
+    flat, unravel = jax.flatten_util.ravel_pytree(trainable)
+    return flat, lambda flat: eqx.combine(unravel(flat), static)
+
+
 class Matching(eqx.Module):
     """The engine. `collect` and `prior` come from the method; the rest are values."""
 
@@ -129,9 +140,9 @@ class Matching(eqx.Module):
     strays: Strays | None = None
 
     def init(self, model: ScoreModel, contents: Contents | None = None) -> State:
-        trainable = eqx.filter(model, eqx.is_inexact_array)
+        flat, _ = flatten(model)
         contents = self.buffer.init(self.target.space) if contents is None else contents
-        opt_state = self.training.optimiser().init(trainable)
+        opt_state = self.training.optimiser().init(flat)
         step_size = jnp.asarray(0.0 if self.moves is None else self.moves.step_size, float)
         return State(model, model, opt_state, contents, jnp.zeros((), int), step_size)
 
@@ -163,16 +174,21 @@ class Matching(eqx.Module):
         contents = self.buffer.add(state.contents, points, log_density)
         return Filled(contents, lost, step_size, acceptance)
 
-    def regress(self, key, place, pool, contents: Contents, weight, rows: int) -> Regression:
-        """x_0 from the buffer, t uniform (stratified), x_t = x_0 + σ_t ε, S_K(x_t, t).
+    def regress(
+        self,
+        key: PRNGKeyArray,
+        place: Int[Array, ""],
+        x_0: Float[Array, "rows ..."],
+        pool: Array | None,
+        weight: Callable[[Array], Array],
+    ) -> Regression:
+        """t uniform (stratified), x_t = x_0 + σ_t ε, S_K(x_t, t) for a chunk of the batch.
 
-        A chunk of the batch: `rows` points, of which the first is number `place` of the batch.
+        x_0: points of the buffer. place: the number that the first of them has in the batch.
         """
+        rows = x_0.shape[0]
         size, space = self.training.batch_size, self.target.space
-        key_point, key_prior, key_coin, key_time, key_noise, key_score, key_stray = (
-            jax.random.split(key, 7)
-        )
-        x_0 = self.buffer.sample(key_point, contents, rows)
+        key_prior, key_coin, key_time, key_noise, key_score, key_stray = jax.random.split(key, 6)
         if self.training.prior_fraction > 0:
             coin = jax.random.bernoulli(key_coin, self.training.prior_fraction, (rows,))
             coin = coin.reshape((-1,) + (1,) * len(space.shape))
@@ -198,28 +214,31 @@ class Matching(eqx.Module):
         weights = jax.vmap(weight)(v) * usable.astype(v.dtype)
         return Regression(t, x_t, score, weights, estimate)
 
-    def gradient(self, key, model: ScoreModel, contents: Contents) -> tuple[ScoreModel, Seen]:
+    def gradient(self, key, flat: Array, model_of, contents: Contents) -> tuple[Array, Seen]:
         """Gradient of the mean loss over one batch, and what was seen on the way.
 
-        Chunk by chunk: neither the network's activations nor the K samples leave the cache.
+        flat: all parameters in one vector, of which `model_of` makes a model. Chunk by chunk:
+        neither the network's activations nor the K samples leave the cache.
         """
-        key_pool, key_chunks = jax.random.split(key)
-        size = self.training.batch_size
+        key_pool, key_points, key_chunks = jax.random.split(key, 3)
+        size, model = self.training.batch_size, model_of(flat)
         rows = chunk_rows(size, model.rows_in_cache)
-        keys = jax.random.split(key_chunks, size // rows)
-        places = jnp.arange(0, size, rows)
-        trainable, static = eqx.partition(model, eqx.is_inexact_array)
+        x_0 = self.buffer.sample(key_points, contents, size)
+        chunks = (
+            jax.random.split(key_chunks, size // rows),
+            jnp.arange(0, size, rows),
+            x_0.reshape(-1, rows, *x_0.shape[1:]),
+        )
 
-        def loss(trainable, batch: Regression) -> Array:
-            error = jax.vmap(eqx.combine(trainable, static))(batch.t, batch.x_t) - batch.score
+        def loss(flat, batch: Regression) -> Array:
+            error = jax.vmap(model_of(flat))(batch.t, batch.x_t) - batch.score
             squared = jnp.sum(error**2, axis=tuple(range(1, error.ndim)))
             return jnp.sum(batch.weight * squared)
 
         def one(tree, chunk):
-            trainable, pool, contents = tree
-            weight = model.precondition.weight
-            batch = self.regress(*chunk, pool, contents, weight, rows)
-            value, slope = jax.value_and_grad(loss)(trainable, batch)
+            flat, pool = tree
+            batch = self.regress(*chunk, pool, model.precondition.weight)
+            value, slope = jax.value_and_grad(loss)(flat, batch)
             usable, estimate = batch.weight > 0, batch.estimate
             return slope, Seen(
                 value,
@@ -230,12 +249,11 @@ class Matching(eqx.Module):
             )
 
         pool = self.draws.pool(key_pool, self.target.space)
-        total, seen = sum_chunks(one, (trainable, pool, contents), (keys, places))
+        slope, seen = sum_chunks(one, (flat, pool), chunks)
         # over the usable points; without any it is nan and the update is not made
         usable = seen.usable.astype(seen.loss.dtype)
         share = 1 / (self.target.space.dof * jnp.where(usable > 0, usable, jnp.nan))
-        slope = jax.tree.map(lambda leaf: share.astype(leaf.dtype) * leaf, total)
-        return slope, seen._replace(
+        return share * slope, seen._replace(
             loss=share * seen.loss, ess=seen.ess / usable, clipped=seen.clipped / size
         )
 
@@ -245,33 +263,26 @@ class Matching(eqx.Module):
         contents = filled.contents
         optimiser = self.training.optimiser()
 
+        flat, model_of = flatten(state.model)
+        mean, _ = flatten(state.average)
+
         def inner(carry, key):
-            model, mean, opt_state, step = carry
-            gradient, seen = self.gradient(key, model, contents)
-            trainable, static = eqx.partition(model, eqx.is_inexact_array)
-            norm = optax.tree.norm(gradient)
+            flat, mean, opt_state, step = carry
+            gradient, seen = self.gradient(key, flat, model_of, contents)
+            norm = jnp.linalg.norm(gradient)
             finite = jnp.isfinite(norm) & jnp.isfinite(seen.loss)
             # optax mixes integers and floats; under strict promotion that has to be allowed
             with jax.numpy_dtype_promotion("standard"):
-                updates, new_opt_state = optimiser.update(gradient, opt_state, trainable)
-            new_model = eqx.combine(optax.apply_updates(trainable, updates), static)
-            new_mean = average(mean, new_model, self.training.ema, step)
-            new, old = (new_model, new_mean, new_opt_state), (model, mean, opt_state)
-            kept = jax.tree.map(
-                lambda a, b: jnp.where(finite, a, b) if eqx.is_array(a) else a, new, old
-            )
+                updates, new_opt_state = optimiser.update(gradient, opt_state, flat)
+            new_flat = flat + updates
+            new = new_flat, average(mean, new_flat, self.training.ema, step), new_opt_state
+            kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, (flat, mean, opt_state))
             return (*kept, step + 1), (seen, norm, finite)
 
-        start = (state.model, state.average, state.optimiser, state.step)
-        arrays, rest = eqx.partition(start, eqx.is_array)
-
-        def body(carry, key):
-            carry, seen = inner(eqx.combine(carry, rest), key)
-            return eqx.filter(carry, eqx.is_array), seen
-
         steps = self.training.inner_steps
-        arrays, (seen, norm, made) = jax.lax.scan(body, arrays, jax.random.split(key_inner, steps))
-        model, mean, opt_state, count = eqx.combine(arrays, rest)
+        start = (flat, mean, state.optimiser, state.step)
+        end, (seen, norm, made) = jax.lax.scan(inner, start, jax.random.split(key_inner, steps))
+        flat, mean, opt_state, count = end
         finite_loss = jnp.isfinite(seen.loss)
         info = Info(
             # updates that were skipped do not enter the mean; they are counted in `skipped`
@@ -284,6 +295,7 @@ class Matching(eqx.Module):
             jnp.mean((~made).astype(norm.dtype)),
             filled.acceptance,
         )
+        model, mean = model_of(flat), model_of(mean)
         return State(model, mean, opt_state, contents, count, filled.step_size), info
 
     @property

@@ -8,6 +8,7 @@ from rich.table import Table
 COLUMNS = (
     ("estimate", "estimate s"),
     ("plain_over_estimate", "plain/ours"),
+    ("plain_over_own_noise", "plain/ours, own noise"),
     ("torch_over_estimate", "torch/ours"),
     ("network", "network s"),
     ("egnn_over_network", "EGNN/ours"),

@@ -1,0 +1,128 @@
+"""How many steps of the reverse SDE are enough: few posterior steps against 1000 Euler steps.
+
+    python benchmarks/steps.py                       the exact score of gmm40
+    python benchmarks/steps.py --run RUN -n 1000     a trained run (lj13), against its test set
+
+Prints each metric with its standard error over blocks, beside the floor. Seed 0.
+"""
+
+import argparse
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import demx
+from demx.devices import chunk_rows, everywhere, map_chunks
+from demx.evaluate import metrics, reference
+from demx.evaluate.evaluation import batched_energies
+from demx.noise import Geometric
+from demx.sde import Euler, Grid, Posterior, reverse
+from demx.space import normal
+from demx.targets.gaussian_mixture import gmm40
+
+BLOCKS = 5
+
+
+def ways(sigma_last: float):
+    for steps in (25, 50, 100):
+        yield f"posterior, power grid, {steps}", Posterior(), Grid(steps, sigma_last=sigma_last)
+    yield "Euler, power grid, 100", Euler(), Grid(100, sigma_last=sigma_last)
+    yield "Euler, uniform grid, 1000", Euler(), Grid(1000, "uniform")
+
+
+def draw(key, score, noise, space, variance, grid, rule, n, rows):
+    """n samples in chunks of `rows`, over all devices."""
+
+    @jax.jit
+    def run(key, tree):
+        def some(tree, key):
+            key_prior, key_path = jax.random.split(key)
+            start = jnp.sqrt(variance) * normal(key_prior, space, (rows,))
+            given = (noise, space, start, grid.times(noise), rule)
+            return reverse(key_path, lambda t, x: score(tree, t, x), *given)
+
+        return map_chunks(some, tree, jax.random.split(key, n // rows))
+
+    return lambda tree: np.asarray(run(*everywhere((key, tree)))).reshape(n, *space.shape)
+
+
+def show(label: str, rows: dict[str, list[float]]) -> None:
+    cells = (
+        f"{name} {np.mean(v):.4g} ± {np.std(v, ddof=1) / len(v) ** 0.5:.2g}"
+        for name, v in rows.items()
+    )
+    print(f"{label:28}", *cells, sep="  ")
+
+
+def mixture(n: int) -> None:
+    target, noise = gmm40(), Geometric(0.1, 80.0)
+    variance = 80.0**2 + 22.0**2
+
+    def score(means, t, x):
+        return jax.grad(target.smoothed(noise.variance(t)).log_density)(x)
+
+    def judged(x, y):
+        nearest = np.argmin(((x[:, None] - np.asarray(target.means)) ** 2).sum(-1), axis=1)
+        share = np.bincount(nearest, minlength=40) / len(x)
+        return {
+            "w2": metrics.w2(x, y),
+            "mode_tv": 0.5 * np.abs(share - 1 / 40).sum(),
+            "energy_w2": metrics.energy_w2(
+                batched_energies(target, x), batched_energies(target, y)
+            ),
+        }
+
+    exact = np.asarray(target.sample(jax.random.key(1), 2 * BLOCKS * n))
+    compare(n, exact, judged, score, target.means, noise, target.space, variance, 0.1, 1000)
+
+
+def trained(directory: str, n: int) -> None:
+    fitted = demx.load(directory)
+    target, model = fitted.target, fitted.state.average
+    exact = reference.find(fitted.config["target"], {}, target).test
+    variance = float(model.precondition.prior_variance(model.noise.variance(jnp.ones(()))))
+
+    def judged(x, y):
+        pair = batched_energies(target, x), batched_energies(target, y)
+        return {
+            "energy_w2": metrics.energy_w2(*pair),
+            "energy_median": float(np.median(pair[0])),
+            "distance_tv": metrics.distance_tv(x, y),
+        }
+
+    def score(tree, t, x):
+        return eqx.combine(tree, rest)(t, x)
+
+    arrays, rest = eqx.partition(model, eqx.is_array)
+    last, rows = fitted.config["grid"]["sigma_last"], model.rows_in_cache
+    compare(n, exact, judged, score, arrays, model.noise, target.space, variance, last, rows)
+
+
+def compare(n, exact, judged, score, tree, noise, space, variance, last, rows) -> None:
+    blocks = exact[: 2 * BLOCKS * n].reshape(2, BLOCKS, -1, *space.shape)
+    floor = [judged(a, b) for a, b in zip(*blocks, strict=True)]
+    show("floor", {k: [f[k] for f in floor] for k in floor[0]})
+    size = blocks.shape[2]
+    for label, rule, grid in ways(last):
+        key = jax.random.key(0)
+        total = BLOCKS * size
+        x = draw(key, score, noise, space, variance, grid, rule, total, chunk_rows(total, rows))(
+            tree
+        )
+        found = [judged(a, b) for a, b in zip(x.reshape(BLOCKS, size, *space.shape), blocks[1],
+                                              strict=True)]  # fmt: skip
+        show(label, {k: [f[k] for f in found] for k in found[0]})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run")
+    parser.add_argument("-n", type=int, default=1000)
+    options = parser.parse_args()
+    trained(options.run, options.n) if options.run else mixture(options.n)
+
+
+if __name__ == "__main__":
+    main()

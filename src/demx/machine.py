@@ -1,0 +1,26 @@
+"""What demx finds on a machine: a place for what it can make again, and processor cores."""
+
+import os
+from pathlib import Path
+
+
+def cache_directory() -> Path:
+    """$DEMX_CACHE, or demx in $XDG_CACHE_HOME or ~/.cache."""
+    if "DEMX_CACHE" in os.environ:
+        return Path(os.environ["DEMX_CACHE"])
+    if "XDG_CACHE_HOME" in os.environ:
+        return Path(os.environ["XDG_CACHE_HOME"]) / "demx"
+    return Path.home() / ".cache" / "demx"
+
+
+def cores() -> int:
+    """Cores this process may use: of the machine, by its affinity, and by a container's quota."""
+    count = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        count = min(count, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass  # no container, or one without a quota ("max")
+    return count
