@@ -1,6 +1,7 @@
 """Configuration and command: what a user can get wrong ends in one clear line and exit code 2."""
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -8,7 +9,7 @@ from importlib import resources
 
 import pytest
 
-from demx import api, cli, config
+from demx import api, cli, config, machine
 from demx.errors import UserError
 from demx.targets import TARGETS
 
@@ -204,3 +205,23 @@ def test_energy_functions_need_a_space():
         api.fit(lambda x: (x**2).sum())
     with pytest.raises(ValueError, match="expected a scalar"):
         api.fit(lambda x: x, dim=2)
+
+
+def test_optional_sections_can_be_left_out():
+    assert config.parse_set(["moves=none", "draws.num_samples=8"]) == {
+        "moves": None,
+        "draws": {"num_samples": 8},
+    }
+    _, full = api.resolve("lj13")
+    assert "moves" in full and "strays" in full
+    _, without = api.resolve("lj13", settings={"moves": None, "strays": None})
+    assert "moves" not in without and "strays" not in without
+
+
+def test_the_machine_is_asked_not_guessed(monkeypatch, tmp_path):
+    monkeypatch.setenv("DEMX_CACHE", str(tmp_path))
+    assert machine.cache_directory() == tmp_path
+    monkeypatch.delenv("DEMX_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert machine.cache_directory() == tmp_path / "demx"
+    assert 1 <= machine.cores() <= os.cpu_count()

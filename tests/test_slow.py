@@ -27,7 +27,7 @@ def test_gmm40_reaches_the_floor_in_two_minutes(tmp_path, training_seed):
     assert fitted.progress.seconds < 120
 
 
-@pytest.mark.parametrize("target, reached", [("lj13", -35.0), ("lj55", -150.0)])
+@pytest.mark.parametrize("target, reached", [("lj13", -38.0), ("lj55", -150.0)])
 @pytest.mark.parametrize("training_seed", range(5))
 def test_clusters_condense_from_any_seed(tmp_path, target, reached, training_seed):
     """No value that is not finite, and the median energy falls toward the reference."""

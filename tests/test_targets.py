@@ -45,26 +45,27 @@ def clouds(target, key, kind):
 
 
 @pytest.mark.parametrize("precision", [64, 32])
-@pytest.mark.parametrize("kind", ["random", "overlapping", "far apart", "narrow"])
 @pytest.mark.parametrize("name", TARGETS)
-def test_fused_and_generic_paths_agree(name, kind, precision, key):
+def test_fused_and_generic_paths_agree(name, precision, key):
     """1e-5 in float64, 1e-4 in float32, relative to the largest term of the sum."""
-    with jax.enable_x64(precision == 64):
-        kind_of = jnp.float64 if precision == 64 else jnp.float32
-        target = jax.tree.map(
-            lambda a: a.astype(kind_of) if isinstance(a, jax.Array) else a, TARGETS[name]
-        )
-        x = jnp.asarray(np.asarray(clouds(TARGETS[name], key, kind)), kind_of)
-        generic = FunctionTarget(lambda y: -target.log_density(y), target.space)
-        fused, plain = jax.jit(lambda x: (evaluate(target, x), evaluate(generic, x)))(x)
     tolerance = 1e-5 if precision == 64 else 1e-4
-    size = 1 + np.abs(plain.log_density)
-    assert (np.abs(fused.log_density - plain.log_density) <= tolerance * size).all()
-    # forces of one configuration are sums of opposite terms as large as the largest of them
-    slope = np.abs(np.asarray(plain.score)).reshape(6, -1).max(axis=1)
-    gap = np.abs(np.asarray(fused.score - plain.score)).reshape(6, -1).max(axis=1)
-    assert (gap <= tolerance * (1 + slope)).all()
-    assert fused.bad.tolist() == plain.bad.tolist()
+    with jax.enable_x64(precision == 64):
+        dtype = jnp.float64 if precision == 64 else jnp.float32
+        target = jax.tree.map(
+            lambda a: a.astype(dtype) if isinstance(a, jax.Array) else a, TARGETS[name]
+        )
+        generic = FunctionTarget(lambda y: -target.log_density(y), target.space)
+        both = jax.jit(lambda x: (evaluate(target, x), evaluate(generic, x)))
+        for kind in ("random", "overlapping", "far apart", "narrow"):
+            x = jnp.asarray(np.asarray(clouds(TARGETS[name], key, kind)), dtype)
+            fused, plain = jax.tree.map(np.asarray, both(x))
+            size = 1 + np.abs(plain.log_density)
+            assert (np.abs(fused.log_density - plain.log_density) <= tolerance * size).all(), kind
+            # forces of one configuration are sums of terms as large as the largest of them
+            slope = np.abs(plain.score).reshape(6, -1).max(axis=1)
+            gap = np.abs(fused.score - plain.score).reshape(6, -1).max(axis=1)
+            assert (gap <= tolerance * (1 + slope)).all(), kind
+            assert fused.bad.tolist() == plain.bad.tolist()
 
 
 @pytest.mark.parametrize("name", PARTICLES)
@@ -182,3 +183,23 @@ def test_bad_points_are_marked_and_weightless():
 def test_energies_that_are_refused(energy, match):
     with pytest.raises(ValueError, match=match):
         check_energy(energy, Euclidean(3))
+
+
+@pytest.mark.parametrize("name", ["gmm40", "lj13", "many_well"])
+def test_the_door_can_be_differentiated(name, key):
+    """Gradients through `evaluate`: of log p̃ it is the score that comes with it."""
+    target = TARGETS[name]
+    x = normal(key, target.space, (3,))
+    slope = jax.grad(lambda x: jnp.sum(evaluate(target, x).log_density))(x)
+    score = evaluate(target, x).score
+    np.testing.assert_allclose(slope, score, atol=1e-3 * float(jnp.abs(score).max()))
+
+
+def test_a_fused_path_in_another_layout_is_refused():
+    class Rows(FunctionTarget):
+        def log_density_and_score(self, xs):  # points first: (N, d)
+            return -jnp.sum(xs**2, axis=1), -2 * xs
+
+    target = Rows(lambda x: jnp.sum(x**2), Euclidean(3))
+    with pytest.raises(ValueError, match=r"expected shapes \(5,\) and \(3, 5\)"):
+        evaluate(target, jnp.ones((5, 3)))
