@@ -274,7 +274,6 @@ def _prepare_jax() -> None:
     except RuntimeError:  # a user without a home: programs are not kept
         return
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "1")
-    os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(1 << 29))
 
 
 def main() -> None:

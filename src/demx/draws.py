@@ -82,5 +82,7 @@ def estimate_batch(
         noise = draws.block(key, space) if pool is None else draws.window(key, pool, space)
         return estimator(noise, target, v, x_t, origin)
 
-    together = max(1, min(x.shape[0], BLOCK // (draws.num_samples * x[0].size)))
+    # never all at once: XLA drops a loop of one turn, fuses across it, and is then twice as slow
+    most = max(1, x.shape[0] // 2)
+    together = max(1, min(most, BLOCK // (draws.num_samples * x[0].size)))
     return jax.lax.map(one, (keys, variance, x, x_0), batch_size=together)
