@@ -221,20 +221,9 @@ def test_with_strays_every_target_is_still_usable(key):
         (lambda: Strays(share=1.5), "share between 0 and 1"),
         (lambda: Strays(near=0.9), "1 < near < far"),
         (lambda: Strays(near=3.0, far=2.0), "near=3.0, far=2.0"),
-        (lambda: Moves(share=0.0), "share: expected above 0 and at most 1, got 0.0"),
         (lambda: Moves(num_steps=1), "expected num_steps >= 2"),
     ],
 )
 def test_impossible_moves_and_strays(make, match):
     with pytest.raises(ValueError, match=match):
         make()
-
-
-def test_only_moved_points_cost_calls():
-    """Of 8 new points 6 are moved by 2 transitions of 3 leapfrog steps, each evaluated once before;
-    a prioritised buffer asks for the energies of the other 2."""
-    moves = {"num_steps": 2, "num_leapfrog": 3, "share": 0.75}
-    _, ring = small("idem", "lj13", moves=moves)
-    _, prioritised = small("idem", "lj13", moves=moves, buffer={"kind": "prioritised"})
-    assert ring.calls_per_step == 2 * 8 * 8 + 6 * (1 + 2 * 3)
-    assert prioritised.calls_per_step == ring.calls_per_step + 2

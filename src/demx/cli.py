@@ -1,6 +1,5 @@
 """The command `demx`. Nothing heavy is imported before a command has been chosen."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,7 +9,7 @@ import tyro
 from demx import __version__
 from demx.bench.command import bench
 from demx.errors import Diverged, UserError
-from demx.machine import cache_directory, cores
+from demx.machine import prepare_jax
 
 Target = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
 Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -263,22 +262,9 @@ def list_() -> None:
     tables.show_registries()
 
 
-def _prepare_jax() -> None:
-    """All cores as devices, and programs compiled once kept for the next run.
-
-    By JAX's own environment variables, before it is imported; what is set already stays.
-    """
-    os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(cores()))
-    try:
-        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_directory() / "compiled"))
-    except RuntimeError:  # a user without a home: programs are not kept
-        return
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "1")
-
-
 def main() -> None:
     """Entry point: errors a user can mend end with one line and exit code 2."""
-    _prepare_jax()
+    prepare_jax()
     commands = {
         "fit": fit,
         "sample": sample,

@@ -23,9 +23,9 @@ from demx.errors import UserError
 from demx.estimator import ESTIMATORS
 from demx.methods import METHODS
 from demx.methods.idem import Parts, Pin
-from demx.methods.matching import Training
 from demx.methods.moves import Moves
 from demx.methods.strays import Strays
+from demx.methods.training import Training
 from demx.model import PRECONDITIONS
 from demx.networks import NETWORKS
 from demx.noise import NOISES

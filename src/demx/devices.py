@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from jaxtyping import Array
 
 AXIS = "device"
 FEWEST = 4  # chunks of a batch that has so many rows: work for as many devices
@@ -47,13 +46,7 @@ def home(tree: Any) -> Any:
     if jax.local_device_count() == 1:
         return tree
     arrays, rest = eqx.partition(tree, eqx.is_array)
-    return eqx.combine(jax.tree.map(_alone, arrays), rest)
-
-
-def _alone(a: Array) -> Array:
-    if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(_alone(jax.random.key_data(a)), impl=jax.random.key_impl(a))
-    return jnp.asarray(np.asarray(a))
+    return eqx.combine(jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), arrays), rest)
 
 
 def _share(f: Callable[[Any, Any], Any], tree: Any, chunks: Any, loop: Callable, out) -> Any:

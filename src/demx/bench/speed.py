@@ -134,36 +134,25 @@ def growth(repeats: int, report: Report) -> dict[str, Any]:
     The exponent is the slope of log seconds against log size between the largest three sizes.
     """
     lj = {"target": "lj13", "batch": 128, "num_samples": 256}
-    lines = {
+    cluster = {"target": "lennard_jones", "batch": 64, "num_samples": 128}
+    mixture = {"target": "gaussian_mixture", "batch": 128, "num_samples": 128}
+    lines = {  # a part, its sizes, the one that varies (of the target, if it is not a size), values
         "estimate, K": ("estimate", lj, "num_samples", (256, 512, 1024, 2048, 4096)),
         "estimate, batch": ("estimate", lj, "batch", (64, 128, 256, 512, 1024)),
         "step, K": ("inner_step", lj, "num_samples", (64, 256, 1024, 4096)),
         "step, batch": ("inner_step", lj, "batch", (64, 128, 256, 512)),
+        "estimate, particles": ("estimate", cluster, "num_particles", (8, 13, 26, 55, 110)),
+        "estimate, dimension": ("estimate", mixture, "dim", (2, 8, 32, 128, 512)),
     }
     found = {}
     for label, (part, base, vary, values) in lines.items():
         report(f"growth: {label}")
-        seconds = [
-            measure(repeats, part=part, devices=cores(), **{**base, vary: value}).seconds
-            for value in values
-        ]
+        seconds = []
+        for value in values:
+            change = {vary: value} if vary in base else {"settings": {vary: value}}
+            measured = measure(repeats, part=part, devices=cores(), **{**base, **change})
+            seconds.append(measured.seconds)
         found[label] = _line(values, seconds)
-    report("growth: estimate, particles")
-    particles = (8, 13, 26, 55, 110)
-    seconds = [
-        measure(repeats, part="estimate", target="lennard_jones", batch=64, num_samples=128,
-                settings={"num_particles": n}, devices=cores()).seconds
-        for n in particles
-    ]  # fmt: skip
-    found["estimate, particles"] = _line(particles, seconds)
-    report("growth: estimate, dimension")
-    dimensions = (2, 8, 32, 128, 512)
-    seconds = [
-        measure(repeats, part="estimate", target="gaussian_mixture", batch=128, num_samples=128,
-                settings={"dim": d}, devices=cores()).seconds
-        for d in dimensions
-    ]  # fmt: skip
-    found["estimate, dimension"] = _line(dimensions, seconds)
     return found
 
 

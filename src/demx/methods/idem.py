@@ -14,9 +14,10 @@ from demx.draws import Draws
 from demx.energy import evaluate
 from demx.estimator import Estimator
 from demx.flow import Flow, log_probs, probability_flow, probes_for, samples
-from demx.methods.matching import Matching, State, Training
+from demx.methods.matching import Matching, State
 from demx.methods.moves import Moves
 from demx.methods.strays import Strays
+from demx.methods.training import Training
 from demx.model import Pinned, Precondition, ScoreModel
 from demx.noise import Noise
 from demx.sde import Grid, Rule, reverse

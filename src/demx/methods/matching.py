@@ -22,6 +22,7 @@ from demx.energy import evaluate
 from demx.estimator import Estimate, Estimator
 from demx.methods.moves import Moves
 from demx.methods.strays import Strays
+from demx.methods.training import Training
 from demx.model import ScoreModel, average
 from demx.noise import Noise
 from demx.space import normal
@@ -71,49 +72,6 @@ class State(eqx.Module):
     step_size: Float[Array, ""]
 
 
-class Training(eqx.Module):
-    """Sizes and rates of the two loops.
-
-    outer_steps: outer loops of a whole run. inner_steps: regressions in each. new_samples: points
-    put into the buffer each time. prior_fraction: share of x_0 drawn from the prior instead of the
-    buffer, so that no region is forgotten. exploration: scale of the noise in the outer loop's
-    reverse SDE (samples for users are drawn with 1). schedule: 'cosine' falls to zero over the
-    whole run, 'constant' stays. ema: decay of the parameter average that samples are drawn with.
-    """
-
-    outer_steps: int = 100
-    inner_steps: int = 100
-    batch_size: int = 512
-    new_samples: int = 512
-    prior_fraction: float = 0.0
-    exploration: float = 1.0
-    learning_rate: float = 1e-3
-    schedule: str = "constant"
-    gradient_clip: float = 1.0
-    ema: float = 0.999
-
-    def __check_init__(self) -> None:
-        for name in ("outer_steps", "inner_steps", "batch_size", "new_samples"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        for name in ("learning_rate", "gradient_clip", "exploration"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: expected a positive number, got {getattr(self, name)}")
-        for name in ("prior_fraction", "ema"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}: expected between 0 and 1, got {getattr(self, name)}")
-        if self.schedule not in ("cosine", "constant"):
-            raise ValueError(f"schedule: expected 'cosine' or 'constant', got {self.schedule!r}")
-
-    def optimiser(self) -> optax.GradientTransformation:
-        total = self.outer_steps * self.inner_steps
-        warmup = min(100, max(1, total // 10))
-        rate = optax.linear_schedule(0.0, self.learning_rate, warmup)
-        if self.schedule == "cosine":
-            rate = optax.warmup_cosine_decay_schedule(0.0, self.learning_rate, warmup, total)
-        return optax.chain(optax.clip_by_global_norm(self.gradient_clip), optax.adam(rate))
-
-
 def flatten(model: ScoreModel) -> tuple[Array, Callable[[Array], ScoreModel]]:
     """All parameters in one vector, and the way back.
 
@@ -156,20 +114,17 @@ class Matching(eqx.Module):
         points = jnp.where(keep, points, fallback)
         lost = jnp.sum(~finite)
         log_density = jnp.zeros(points.shape[0], points.dtype)
-        step_size, acceptance, count = state.step_size, None, 0
+        step_size, acceptance = state.step_size, None
         if self.moves is not None:
-            count = self.moves.moved(len(points))
-            moved = self.moves(key_moves, self.target, points[:count], step_size)
+            moved = self.moves(key_moves, self.target, points, step_size)
             step_size, acceptance = moved.step_size, moved.acceptance
             # what the moves could not bring into the support is counted, and stays as it was
             inside = jnp.isfinite(moved.log_density)
-            stay = inside.reshape(keep[:count].shape)
-            points = points.at[:count].set(jnp.where(stay, moved.points, points[:count]))
-            log_density = log_density.at[:count].set(moved.log_density)
+            points = jnp.where(inside.reshape(keep.shape), moved.points, points)
+            log_density = moved.log_density
             lost = lost + jnp.sum(~inside)
-        if self.buffer.needs_energy and count < len(points):
-            value, _, bad = evaluate(self.target, points[count:])
-            log_density = log_density.at[count:].set(value)
+        elif self.buffer.needs_energy:
+            log_density, _, bad = evaluate(self.target, points)
             lost = lost + jnp.sum(bad)
         contents = self.buffer.add(state.contents, points, log_density)
         return Filled(contents, lost, step_size, acceptance)
@@ -303,10 +258,7 @@ class Matching(eqx.Module):
         """Energy calls of one outer loop."""
         training = self.training
         regressions = training.inner_steps * training.batch_size * self.draws.num_samples
-        unmoved, filling = training.new_samples, 0
+        filling = training.new_samples if self.buffer.needs_energy else 0
         if self.moves is not None:
-            unmoved -= self.moves.moved(training.new_samples)
             filling = self.moves.calls(training.new_samples)
-        if self.buffer.needs_energy:
-            filling += unmoved
         return self.estimator.cost * regressions + filling + self.collect_calls

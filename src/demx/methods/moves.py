@@ -28,15 +28,12 @@ class Moved(eqx.Module):
 class Moves(eqx.Module):
     """num_steps HMC transitions of num_leapfrog steps each; step sizes adapt by themselves.
 
-    step_size: where the adaptation starts, in units of the coordinates. share: of the new points
-    that are moved. The others show the network where it errs, such as particles that overlap:
-    after the moves there are none left to learn from.
+    step_size: where the adaptation starts, in units of the coordinates.
     """
 
     num_steps: int = 20
     num_leapfrog: int = 8
     step_size: float = 0.01
-    share: float = 1.0
 
     def __check_init__(self) -> None:
         if self.num_steps < 2 or self.num_leapfrog < 1 or not self.step_size > 0:
@@ -44,8 +41,6 @@ class Moves(eqx.Module):
                 "expected num_steps >= 2, num_leapfrog >= 1 and step_size > 0, got "
                 f"{self.num_steps}, {self.num_leapfrog} and {self.step_size}"
             )
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share: expected above 0 and at most 1, got {self.share}")
 
     def __call__(self, key: PRNGKeyArray, target: Target, points: Array, step_size: Array) -> Moved:
         """One ensemble a point, at β = 1 only; each chunk of the points adapts its steps."""
@@ -76,10 +71,6 @@ class Moves(eqx.Module):
             jnp.mean(moved.acceptance),
         )
 
-    def moved(self, n: int) -> int:
-        """How many of n new points are moved."""
-        return max(1, round(self.share * n))
-
     def calls(self, n: int) -> int:
-        """Energy calls for n new points."""
-        return self.moved(n) * (1 + self.num_steps * self.num_leapfrog)
+        """Energy calls for n points."""
+        return n * (1 + self.num_steps * self.num_leapfrog)

@@ -1,0 +1,47 @@
+"""Sizes, rates and optimiser of the matching engine's two loops."""
+
+import equinox as eqx
+import optax
+
+
+class Training(eqx.Module):
+    """Sizes and rates of the two loops.
+
+    outer_steps: outer loops of a whole run. inner_steps: regressions in each. new_samples: points
+    put into the buffer each time. prior_fraction: share of x_0 drawn from the prior instead of the
+    buffer, so that no region is forgotten. exploration: scale of the noise in the outer loop's
+    reverse SDE (samples for users are drawn with 1). schedule: 'cosine' falls to zero over the
+    whole run, 'constant' stays. ema: decay of the parameter average that samples are drawn with.
+    """
+
+    outer_steps: int = 100
+    inner_steps: int = 100
+    batch_size: int = 512
+    new_samples: int = 512
+    prior_fraction: float = 0.0
+    exploration: float = 1.0
+    learning_rate: float = 1e-3
+    schedule: str = "constant"
+    gradient_clip: float = 1.0
+    ema: float = 0.999
+
+    def __check_init__(self) -> None:
+        for name in ("outer_steps", "inner_steps", "batch_size", "new_samples"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        for name in ("learning_rate", "gradient_clip", "exploration"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: expected a positive number, got {getattr(self, name)}")
+        for name in ("prior_fraction", "ema"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}: expected between 0 and 1, got {getattr(self, name)}")
+        if self.schedule not in ("cosine", "constant"):
+            raise ValueError(f"schedule: expected 'cosine' or 'constant', got {self.schedule!r}")
+
+    def optimiser(self) -> optax.GradientTransformation:
+        total = self.outer_steps * self.inner_steps
+        warmup = min(100, max(1, total // 10))
+        rate = optax.linear_schedule(0.0, self.learning_rate, warmup)
+        if self.schedule == "cosine":
+            rate = optax.warmup_cosine_decay_schedule(0.0, self.learning_rate, warmup, total)
+        return optax.chain(optax.clip_by_global_norm(self.gradient_clip), optax.adam(rate))
