@@ -1,4 +1,17 @@
-"""Strict flags, a seed that is printed, and shape checks at run time."""
+"""Strict flags, a seed that is printed, shape checks at run time, and programs compiled once.
+
+Most of the time of these tests is compilation. Each worker keeps its programs (also those of
+commands it starts), in a place of its own: two processes must not write the same entry.
+"""
+
+import os
+from pathlib import Path
+
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "main")
+COMPILED = Path(__file__).parents[1] / ".pytest_cache" / "compiled" / WORKER
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILED)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 
 import jax
 import numpy as np
