@@ -21,7 +21,7 @@ test: .venv/ready  ## fast tests
 	$(BIN)/pytest -n 2 -m "not slow"
 
 test-slow: .venv/ready  ## long checks: whole trainings against their bars
-	$(BIN)/pytest -m slow
+	XLA_FLAGS= $(BIN)/pytest -m slow
 
 bench: .venv/ready  ## how long the parts take here
 	$(BIN)/demx bench speed

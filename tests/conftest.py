@@ -1,7 +1,9 @@
 """Strict flags, a seed that is printed, shape checks at run time, and programs compiled once.
 
 Most of the time of these tests is compilation. Each worker keeps its programs (also those of
-commands it starts), in a place of its own: two processes must not write the same entry.
+commands it starts), in a place of its own: two processes must not write the same entry. And they
+are compiled quickly rather than well, unless XLA_FLAGS is set (`make test-slow` sets it to
+nothing); the runs that are killed and the ones on many devices compile as users do.
 """
 
 import os
@@ -12,6 +14,8 @@ COMPILED = Path(__file__).parents[1] / ".pytest_cache" / "compiled" / WORKER
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILED)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
+QUICKLY = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+os.environ.setdefault("XLA_FLAGS", QUICKLY)
 
 import jax
 import numpy as np

@@ -42,10 +42,10 @@ from demx import config, resolve
 settings = {
     "draws": {"num_samples": 8}, "buffer": {"kind": "ring", "capacity": 32},
     "training": {"outer_steps": 2, "inner_steps": 2, "batch_size": 8, "new_samples": 8},
-    "network": {"width": 8, "depth": 1}, "grid": {"num_steps": 4, "sigma_last": 0.2},
+    "network": {"width": 8, "depth": 1, "embedding": 8}, "grid": {"num_steps": 4},
     "moves": {"num_steps": 2, "num_leapfrog": 2},
 }
-target, full = resolve.resolve("dw4", settings=settings)
+target, full = resolve.resolve("gmm40", settings=settings)
 method = config.build_method("idem", target, full)
 state = method.init(jax.random.key(0))
 jax.config.update("jax_log_compiles", True)
@@ -67,13 +67,14 @@ print(json.dumps({"devices": jax.local_device_count(), "loss": float(info.loss),
 """
 
 
-def test_two_and_three_devices_give_what_one_gives():
+def test_three_devices_give_what_one_gives():
     """Steps, moves, samples and densities, to rounding: a sum over devices has its own.
 
-    Three devices cannot share the chunks equally. The step is compiled once.
+    Three devices cannot share the chunks equally, which is harder than two. The step is compiled
+    once.
     """
     found = {}
-    for count in (1, 2, 3):
+    for count in (1, 3):
         environment = {"JAX_NUM_CPU_DEVICES": str(count), "PATH": ""}
         done = subprocess.run(
             [sys.executable, "-c", STEP], env=environment, capture_output=True, text=True
@@ -81,12 +82,12 @@ def test_two_and_three_devices_give_what_one_gives():
         assert done.returncode == 0, done.stderr
         found[count] = json.loads(done.stdout)
         assert found[count]["devices"] == count
-    for count in (2, 3):
-        assert found[count]["loss"] == pytest.approx(found[1]["loss"], rel=1e-4)
-        assert found[count]["norm"] == pytest.approx(found[1]["norm"], rel=1e-3)
-        assert found[count]["log_prob"] == pytest.approx(found[1]["log_prob"], abs=1e-2)
-        np.testing.assert_allclose(found[count]["x"], found[1]["x"], atol=1e-3)
-        assert found[count]["programs"] == 1
+    one, three = found[1], found[3]
+    assert three["loss"] == pytest.approx(one["loss"], rel=1e-4)
+    assert three["norm"] == pytest.approx(one["norm"], rel=1e-3)
+    assert three["log_prob"] == pytest.approx(one["log_prob"], abs=1e-2)
+    np.testing.assert_allclose(three["x"], one["x"], atol=1e-3)
+    assert one["programs"] == three["programs"] == 1
 
 
 def test_one_device_needs_no_placement():

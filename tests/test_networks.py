@@ -20,18 +20,25 @@ CASES = [
 NOISE = Geometric(0.1, 3.0)
 
 
+@eqx.filter_jit
+def build(space, key):
+    return {name: shaken(net, key) for name, net in networks(space, key).items()}
+
+
 def make(space, name, key):
-    return shaken(networks(SPACES[space], key)[name], key)
+    return build(SPACES[space], key)[name]
 
 
 @pytest.mark.parametrize("space, name", CASES)
 def test_shapes_gradients_and_dependence(space, name, key):
     net, where = make(space, name, key), SPACES[space]
     x = normal(key, where)
-    out = net(jnp.asarray(0.3), x)
+    call = eqx.filter_jit(net)
+    out = call(jnp.asarray(0.3), x)
     assert out.shape == where.shape and jnp.isfinite(out).all()
-    assert not np.allclose(out, net(jnp.asarray(-0.5), x))  # the noise level matters
-    slope = eqx.filter_grad(lambda n: jnp.sum(n(jnp.asarray(0.3), x) ** 2))(net)
+    assert not np.allclose(out, call(jnp.asarray(-0.5), x))  # the noise level matters
+    loss = eqx.filter_grad(lambda n: jnp.sum(n(jnp.asarray(0.3), x) ** 2))
+    slope = eqx.filter_jit(loss)(net)
     for leaf in jax.tree.leaves(slope):
         assert jnp.isfinite(leaf).all()
 
@@ -45,8 +52,9 @@ def test_equivariance(space, name, key):
     turn, _ = jnp.linalg.qr(jax.random.normal(keys[1], (dim, dim)))
     order = jax.random.permutation(keys[2], n)
     level = jnp.asarray(0.1)
-    want = (net(level, x) @ turn)[order]
-    np.testing.assert_allclose(net(level, (x @ turn)[order]), want, atol=2e-5, rtol=1e-3)
+    call = eqx.filter_jit(net)
+    want = (call(level, x) @ turn)[order]
+    np.testing.assert_allclose(call(level, (x @ turn)[order]), want, atol=2e-5, rtol=1e-3)
     np.testing.assert_allclose(jnp.mean(want, axis=0), 0, atol=1e-5)
 
 
@@ -54,7 +62,8 @@ def test_equivariance(space, name, key):
 def test_overlapping_particles(space, name, key):
     net, where = make(space, name, key), SPACES[space]
     x = jnp.zeros(where.shape)
-    value, slope = jax.value_and_grad(lambda x: jnp.sum(net(jnp.asarray(0.0), x) ** 2))(x)
+    size = jax.value_and_grad(lambda x: jnp.sum(net(jnp.asarray(0.0), x) ** 2))
+    value, slope = jax.jit(size)(x)
     assert jnp.isfinite(value) and jnp.isfinite(slope).all()
 
 
@@ -67,13 +76,13 @@ def test_particle_networks_refuse_other_spaces(key):
 @pytest.mark.parametrize("space, name", CASES)
 def test_an_untrained_denoiser_is_exact_for_a_gaussian(space, name, key):
     where = SPACES[space]
-    net = networks(where, key)[name]
+    net = eqx.filter_jit(networks)(where, key)[name]
     if name == "egnn":
         net = jax.tree.map(lambda a: 0 * a if eqx.is_inexact_array(a) else a, net)
     model = ScoreModel(net, Denoiser(1.5), NOISE, where)
     x, t = normal(key, where), jnp.asarray(0.4)
     want = -x / (NOISE.variance(t) + 1.5**2)
-    np.testing.assert_allclose(model(t, x), want, atol=1e-5)
+    np.testing.assert_allclose(eqx.filter_jit(model)(t, x), want, atol=1e-5)
 
 
 def test_denoiser_weight_makes_the_loss_one_on_the_network(key):
@@ -99,7 +108,9 @@ def test_pinning_gives_the_exact_score_as_noise_vanishes(key):
     pinned = Pinned(model, target, 0.01, 1e9)
     x = 2 * normal(key, target.space)
     exact = evaluate(target, x[None]).score[0]
-    np.testing.assert_allclose(pinned(jnp.zeros(()), x), exact, rtol=1e-5, atol=1e-4)
+    # taking out the mean of 13 forces rounds like 13 of the largest
+    rounding = 13 * float(jnp.finfo(exact.dtype).eps * jnp.abs(exact).max())
+    np.testing.assert_allclose(pinned(jnp.zeros(()), x), exact, rtol=1e-5, atol=rounding)
     far = pinned(jnp.ones(()), x)
     np.testing.assert_allclose(far, model(jnp.ones(()), x), atol=2e-3 * float(jnp.abs(exact).max()))
 

@@ -108,7 +108,7 @@ def rhat(series: np.ndarray) -> np.ndarray:
     from blackjax.diagnostics import rhat as split
 
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        return np.asarray(split(jnp.asarray(series)))
+        return np.asarray(jax.jit(split)(jnp.asarray(series)))
 
 
 class Sampler:
@@ -208,7 +208,7 @@ def diagnose(target: Target, u: np.ndarray, seen: np.ndarray) -> dict:
     near, far = seen[: count // 2].mean(axis=1), seen[count // 2 :].mean(axis=1)
     joint = np.sqrt((near.var(axis=0, ddof=1) + far.var(axis=0, ddof=1)) / (count // 2))
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        ess = np.asarray(ess_bulk(jnp.asarray(seen)))
+        ess = np.asarray(jax.jit(ess_bulk)(jnp.asarray(seen)))
     mean, error = _between(seen[..., 0])
     pulled, pulled_error = _between(virial)
     return {

@@ -158,6 +158,7 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
         parts.strays,
     )
 
+    @eqx.filter_jit  # one program, not one for each of its dozens of small operations
     def init(key: PRNGKeyArray) -> State:
         model = ScoreModel(parts.network(key), diffusion.precondition, diffusion.noise, space)
         contents = engine.buffer.init(space)
