@@ -83,6 +83,8 @@ def sample(
     output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None,
     seed: int = 0,
     weights: bool = False,
+    correct: Literal["none", "mala", "hmc", "smc"] = "none",
+    correct_steps: int = 300,
 ) -> None:
     """Draw samples from a run.
 
@@ -93,6 +95,9 @@ def sample(
             and with --weights log_weight and log_prob.
         seed: the same seed gives the same samples.
         weights: draw from the probability-flow ODE, with importance weights and densities.
+        correct: mala and hmc move every sample near where it is; smc anneals weighted
+            particles along the learned noise levels, which repairs mode weights too.
+        correct_steps: gradient steps of mala or hmc for each sample.
     """
     import numpy as np
 
@@ -100,10 +105,13 @@ def sample(
     from demx.evaluate.evaluation import batched_energies
 
     fitted = api.load(run)
-    samples = fitted.sample(n, seed=seed, weights=weights)
     path = Path(output) if output else Path(run) / "samples.npz"
     if path.suffix != ".npz":
         raise UserError(f"{path}: expected a name that ends in .npz")
+    kind = None if correct == "none" else correct
+    samples = fitted.sample(
+        n, seed=seed, weights=weights, correct=kind, correct_steps=correct_steps
+    )
     arrays = {"x": np.asarray(samples.x)}
     arrays["energy"] = batched_energies(fitted.target, arrays["x"])
     for name in ("log_weight", "log_prob"):
@@ -115,7 +123,9 @@ def sample(
         np.savez_compressed(path, **arrays)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error})") from error
-    if weights:
+    if samples.acceptance is not None:
+        print(f"acceptance of the moves {samples.acceptance:.2f}")
+    if samples.log_weight is not None:
         z = api.log_z(samples)
         print(
             f"log Z = {z.value:.4g} ± {z.standard_error:.2g}, effective share of the weights "
@@ -138,6 +148,8 @@ def evaluate(
     mcmc: bool = False,
     mcmc_calls: str = "2e7",
     reference: str | None = None,
+    correct: Literal["none", "mala", "hmc", "smc"] = "none",
+    correct_steps: int = 300,
     set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
     json: bool = False,
 ) -> None:
@@ -160,6 +172,8 @@ def evaluate(
         mcmc: add a row of what tuned parallel tempering gets for the same energy calls.
         mcmc_calls: at most so many calls for that row (of a file: so many).
         reference: a file made by `demx reference -o`, instead of the one demx would find.
+        correct: correct the samples of a run before they are judged, as in `demx sample`.
+        correct_steps: gradient steps of mala or hmc for each sample.
         set: a setting of the target of a file, such as target.num_particles=7.
         json: print JSON instead of a table.
     """
@@ -181,9 +195,12 @@ def evaluate(
         found = fitted.evaluate(
             n, repeats=repeats, seed=seed, likelihood=likelihood, likelihood_n=likelihood_n,
             mcmc_calls=min(calls, spent), reference=ruler,
+            correct=None if correct == "none" else correct, correct_steps=correct_steps,
         )  # fmt: skip
         about = tables.About.of_run(fitted)
     else:
+        if correct != "none":
+            raise UserError("--correct: only for a run")
         if target is None:
             raise UserError(f"{what}: name the target of these samples with --target")
         found = assessment.assess(

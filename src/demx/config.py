@@ -22,7 +22,8 @@ from demx.draws import Draws
 from demx.errors import UserError
 from demx.estimator import ESTIMATORS
 from demx.methods import METHODS
-from demx.methods.idem import Parts, Pin
+from demx.methods.diffusion import Pin
+from demx.methods.idem import Parts
 from demx.methods.moves import Moves
 from demx.methods.strays import Strays
 from demx.methods.training import Training

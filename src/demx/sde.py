@@ -36,9 +36,20 @@ class Posterior(eqx.Module):
             raise ValueError(f"local_variance: expected at least 0, got {self.local_variance}")
 
     def __call__(self, v: Array, v_next: Array, x: Array, score: Array, z: Array) -> Array:
-        share = (v - v_next) / v
-        spread = self.local_variance * v / (self.local_variance + v)
-        return x + (v - v_next) * score + jnp.sqrt(v_next * share + share**2 * spread) * z
+        return (
+            x + (v - v_next) * score + jnp.sqrt(step_variance(v, v_next, self.local_variance)) * z
+        )
+
+
+def posterior_variance(v: Array, local_variance: Array | float) -> Array:
+    """Σ = s² v/(s² + v): of x_0 given x_t around one mode of variance s²."""
+    return local_variance * v / (local_variance + v)
+
+
+def step_variance(v: Array, v_next: Array, local_variance: Array | float) -> Array:
+    """v'(v - v')/v + ((v - v')/v)² Σ: of x' given x (see `Posterior`)."""
+    share = (v - v_next) / v
+    return v_next * share + share**2 * posterior_variance(v, local_variance)
 
 
 Rule = Euler | Posterior

@@ -34,7 +34,8 @@ class Samples(NamedTuple):
 
     x: (n, *shape). log_weight: (n,) unnormalised log importance weights, p̃/q.
     log_prob: (n,) the sampler's own log-density. energy_calls: what drawing them cost. bad: how
-    many have no finite density or energy; their log_weight is -∞.
+    many have no finite density or energy; their log_weight is -∞. island: (n,) samples of one
+    island depend on each other (annealed SMC). acceptance: of Metropolis moves.
     """
 
     x: Float[Array, "n ..."]
@@ -42,6 +43,8 @@ class Samples(NamedTuple):
     log_prob: Float[Array, " n"] | None = None
     energy_calls: int = 0
     bad: int = 0
+    island: Int[Array, " n"] | None = None
+    acceptance: float | None = None
 
 
 class Info(NamedTuple):
@@ -70,6 +73,7 @@ class Method(NamedTuple):
 
     `calls_per_step` and `calls_at_init` are exact numbers of energy calls. `log_prob` and
     `sample_weighted` exist for methods that know their own density; otherwise they are None.
+    So does `anneal`, SMC along a learned path, for methods that have one.
     """
 
     init: Callable[[PRNGKeyArray], Any]
@@ -79,3 +83,4 @@ class Method(NamedTuple):
     calls_at_init: int = 0
     log_prob: Callable[[Any, Array], Array] | None = None
     sample_weighted: Callable[[PRNGKeyArray, Any, int], Samples] | None = None
+    anneal: Callable[[PRNGKeyArray, Any, int, Any], Samples] | None = None

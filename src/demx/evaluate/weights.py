@@ -29,11 +29,20 @@ def ess(log_weight: np.ndarray) -> Estimate:
     return Estimate(float(value), _error(influence))
 
 
-def log_z_is(log_weight: np.ndarray) -> Estimate:
-    """log Z ≈ log mean w: log_weight: (n,). Error by the delta method, sd(w)/(mean(w) √n)."""
+def log_z_is(log_weight: np.ndarray, island: np.ndarray | None = None) -> Estimate:
+    """log Z ≈ log mean w: log_weight: (n,). Error by the delta method, sd(w)/(mean(w) √n).
+
+    island: (n,) numbers of groups within which weights depend on each other; the error then is
+    that of the means of the groups (nan for a single one).
+    """
     w = _weights(log_weight, "log_z_is")
     value = np.log(w.mean()) + np.max(log_weight)
-    return Estimate(float(value), _error(w / w.mean()))
+    if island is None:
+        return Estimate(float(value), _error(w / w.mean()))
+    _, number, size = np.unique(island, return_inverse=True, return_counts=True)
+    groups, count = np.bincount(number, w - w.mean()) / w.mean(), len(size)
+    error = (np.sum(groups**2) * count / max(count - 1, 1)) ** 0.5 / len(w)
+    return Estimate(float(value), float(error) if count > 1 else float("nan"))
 
 
 def log_z_lower(log_weight: np.ndarray) -> Estimate:

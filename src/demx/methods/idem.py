@@ -9,90 +9,23 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, PRNGKeyArray
 
 from demx.buffer import Buffer
-from demx.devices import chunk_rows, everywhere, home, map_chunks
+from demx.devices import everywhere, home
 from demx.draws import Draws
 from demx.energy import evaluate
 from demx.estimator import Estimator
-from demx.flow import Flow, log_probs, probability_flow, probes_for, samples
+from demx.flow import log_probs, probes_for, samples
+from demx.methods.annealing import Annealing
+from demx.methods.diffusion import Diffusion, Pin
 from demx.methods.matching import Matching, State
 from demx.methods.moves import Moves
 from demx.methods.strays import Strays
 from demx.methods.training import Training
-from demx.model import Pinned, Precondition, ScoreModel
+from demx.model import Precondition, ScoreModel
 from demx.noise import Noise
-from demx.sde import Grid, Rule, reverse
-from demx.space import normal
+from demx.sde import Grid, Rule
 from demx.types import Info, Method, Samples, Target
 
 CHUNK = 1024  # samples drawn by one compiled call: bounds memory, compiles once
-
-
-class Pin(eqx.Module):
-    """Pin the score to -∇E where σ² is below about `variance`; vectors are cut to `max_norm`."""
-
-    variance: float
-    max_norm: float
-
-    def __check_init__(self) -> None:
-        if not (self.variance > 0 and self.max_norm > 0):
-            raise ValueError(
-                "variance, max_norm: expected positive numbers, "
-                f"got {self.variance} and {self.max_norm}"
-            )
-
-
-class Diffusion(eqx.Module):
-    """What turns a model into samples: where it starts, the grid, the step rule."""
-
-    target: Target
-    noise: Noise
-    precondition: Precondition
-    grid: Grid
-    rule: Rule
-    pin: Pin | None = None
-
-    @property
-    def prior_variance(self) -> Array:
-        return self.precondition.prior_variance(self.noise.variance(jnp.ones(())))
-
-    def prior(self, key: PRNGKeyArray, n: int) -> Array:
-        """n draws of p_1, N(0, prior_variance) on the space."""
-        return jnp.sqrt(self.prior_variance) * normal(key, self.target.space, (n,))
-
-    def score(self, model: ScoreModel) -> Callable[[Array, Array], Array]:
-        if self.pin is None:
-            return model
-        return Pinned(model, self.target, self.pin.variance, self.pin.max_norm)
-
-    def run(self, key: PRNGKeyArray, model: ScoreModel, n: int, noise_scale: float) -> Array:
-        rows = chunk_rows(n, model.rows_in_cache)
-
-        def some(model, key):
-            key_prior, key_path = jax.random.split(key)
-            start, times = self.prior(key_prior, rows), self.grid.times(self.noise)
-            space, score = self.target.space, self.score(model)
-            return reverse(key_path, score, self.noise, space, start, times, self.rule, noise_scale)
-
-        made = map_chunks(some, model, jax.random.split(key, n // rows))
-        return made.reshape(n, *self.target.space.shape)
-
-    def flow(
-        self, model: ScoreModel, *, tolerance: float = 1e-4, probes: int | None = None
-    ) -> Flow:
-        """The sampler's own density, at the last noise level of the grid (see `Flow`)."""
-        return probability_flow(
-            self.score(model),
-            self.noise,
-            self.target.space,
-            self.noise.time(jnp.asarray(self.grid.sigma_last**2)),
-            self.prior_variance,
-            tolerance=tolerance,
-            probes=probes,
-        )
-
-    @property
-    def calls_per_sample(self) -> int:
-        return 0 if self.pin is None else self.grid.num_steps
 
 
 class Parts(NamedTuple):
@@ -213,6 +146,21 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
         wrong = int(jnp.sum(bad[:n]))
         return Samples(x[:n], log_weight[:n], log_prob[:n], energy_calls=len(x), bad=wrong)
 
+    @eqx.filter_jit
+    def swarm(key: PRNGKeyArray, model: ScoreModel, smc: Annealing, islands: int, rows: int):
+        return diffusion.anneal(key, model, smc, islands, rows)
+
+    def anneal(key: PRNGKeyArray, state: State, n: int, smc: Annealing) -> Samples:
+        islands = max(1, round(n / smc.island))
+        rows = -(-n // islands)
+        made = home(swarm(*everywhere((key, state.average)), smc, islands, rows))
+        number = jnp.repeat(jnp.arange(islands), rows)
+        x = made.x.reshape(islands * rows, *space.shape)
+        calls = diffusion.anneal_calls(smc, islands * rows)
+        weight = made.log_weight.ravel()
+        bad = int(jnp.sum(made.bad))
+        return Samples(x[:n], weight[:n], energy_calls=calls, bad=bad, island=number[:n])
+
     def log_prob(state: State, xs: Array) -> Array:
         return density(everywhere(state.average), xs)
 
@@ -220,7 +168,8 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
     if parts.warm_start is not None and engine.buffer.needs_energy:
         at_init = len(parts.warm_start)
     parts.grid.check(parts.noise)
+    made = Method(init, step, sample, engine.calls_per_step, at_init, anneal=anneal)
     if diffusion.pin is not None:
         # every stage of the solver would call the energy, uncounted: no density with a pin
-        return Method(init, step, sample, engine.calls_per_step, at_init)
-    return Method(init, step, sample, engine.calls_per_step, at_init, log_prob, sample_weighted)
+        return made
+    return made._replace(log_prob=log_prob, sample_weighted=sample_weighted)

@@ -1,4 +1,4 @@
-"""Metropolis moves on new buffer points: they carry what the model drew closer to p_0.
+"""Metropolis moves on points that a model drew, for the buffer or for a user: closer to p_0.
 
 Local moves cannot repair the weights of far modes, but they take a cluster from nearly right to
 right for a small share of the energy calls that the regression spends.
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from demx.devices import chunk_rows, map_chunks
-from demx.methods.tempering import Ladder, Tempering
+from demx.methods.tempering import ACCEPTANCE, Ladder, Tempering
 from demx.types import Target
 
 CHUNK = 128  # points moved together: wide enough for long rows, few enough for the cache
@@ -25,17 +25,24 @@ class Moved(eqx.Module):
     acceptance: Float[Array, "..."]
 
 
-class Moves(eqx.Module):
-    """num_steps HMC transitions of num_leapfrog steps each; step sizes adapt by themselves.
+MALA = 0.574  # the acceptance that is best for one step, in many dimensions
 
-    step_size: where the adaptation starts, in units of the coordinates.
+
+class Moves(eqx.Module):
+    """num_steps HMC transitions of num_leapfrog steps each (1: MALA), while step sizes adapt.
+
+    step_size: where the adaptation starts, in units of the coordinates. settled: transitions
+    after those with the step size found; only such leave p_0 exactly invariant.
     """
 
     num_steps: int = 20
     num_leapfrog: int = 8
     step_size: float = 0.01
+    settled: int = 0
 
     def __check_init__(self) -> None:
+        if self.settled < 0:
+            raise ValueError(f"settled: expected at least 0, got {self.settled}")
         if self.num_steps < 2 or self.num_leapfrog < 1 or not self.step_size > 0:
             raise ValueError(
                 "expected num_steps >= 2, num_leapfrog >= 1 and step_size > 0, got "
@@ -49,9 +56,15 @@ class Moves(eqx.Module):
         def some(tree, chunk):
             target, step_size = tree
             key, points = chunk
-            sampler = Tempering(target, self.num_leapfrog)
+            acceptance = MALA if self.num_leapfrog == 1 else ACCEPTANCE
+            sampler = Tempering(target, self.num_leapfrog, acceptance)
             chains, ladder = sampler.init(points, 1), Ladder(jnp.ones(1), step_size[None])
-            chains, tuned, moved = sampler.tune(key, chains, ladder, self.num_steps)
+            key_tune, key_run = jax.random.split(key)
+            chains, tuned, moved = sampler.tune(key_tune, chains, ladder, self.num_steps)
+            if self.settled > 0:
+                chains, moved, *_ = sampler.run(
+                    key_run, chains, tuned, 1, jnp.asarray(self.settled)
+                )
             return Moved(
                 jax.vmap(target.space.configuration)(chains.position[:, 0]),
                 chains.log_density[:, 0],
@@ -73,4 +86,4 @@ class Moves(eqx.Module):
 
     def calls(self, n: int) -> int:
         """Energy calls for n points."""
-        return n * (1 + self.num_steps * self.num_leapfrog)
+        return n * (1 + (self.num_steps + self.settled) * self.num_leapfrog)

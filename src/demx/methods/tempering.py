@@ -57,10 +57,14 @@ def geometric_ladder(num_rungs: int, beta_min: float, step_size: float) -> Ladde
 
 
 class Tempering(eqx.Module):
-    """The sampler. num_leapfrog: energy calls of one HMC move of one replica."""
+    """The sampler. num_leapfrog: energy calls of one HMC move of one replica.
+
+    acceptance: what the step sizes are tuned to.
+    """
 
     target: Target
     num_leapfrog: int = 8
+    acceptance: float = ACCEPTANCE
 
     def init(self, xs: Float[Array, "C ..."], num_rungs: int) -> Chains:
         """Every replica of ensemble c starts at xs[c]: C energy calls."""
@@ -178,7 +182,7 @@ class Tempering(eqx.Module):
             key, index = now
             chains, moved = self._transition(key, chains, Ladder(ladder.beta, jnp.exp(log_step)))
             rate = jnp.sqrt(1 / (1 + index))
-            return (chains, log_step + rate * (moved.acceptance - ACCEPTANCE)), moved
+            return (chains, log_step + rate * (moved.acceptance - self.acceptance)), moved
 
         keys = jax.random.split(key, num_transitions)
         index = (begin + jnp.arange(num_transitions)).astype(ladder.beta.dtype)

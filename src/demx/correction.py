@@ -1,0 +1,65 @@
+"""Correction of samples by Metropolis moves, and of weighted ones by resampling.
+
+Moves repair what is wrong near a sample, not how many samples a mode has; annealed SMC
+(`demx.methods.annealing`) repairs both. Both are exact in the limit of many steps or particles.
+"""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+
+from demx.devices import everywhere, home
+from demx.energy import evaluate
+from demx.methods.moves import Moves
+from demx.stiffness import local_variance
+from demx.types import Samples, Target
+
+LEAPFROG = {"mala": 1, "hmc": 8}
+PROBE = 256  # samples whose slopes tell a first step size
+
+
+@eqx.filter_jit
+def _move(key: PRNGKeyArray, target: Target, x: Array, moves: Moves):
+    space = target.space
+    narrow = local_variance(evaluate(target, x[:PROBE]).score, space)
+    # what keeps the acceptance in many dimensions (Beskos et al., 2013)
+    step_size = jnp.sqrt(narrow) * space.dof**-0.25
+    return moves(key, target, x, step_size)
+
+
+def metropolis(
+    key: PRNGKeyArray, target: Target, drawn: Samples, kind: str, num_steps: int
+) -> Samples:
+    """Every sample moved by num_steps gradient steps of 'mala' or 'hmc' (8 to a move).
+
+    Half of the moves adapt the step size, half keep it. Weights stay valid, since moves leave p
+    as it is; the density of the sampler does not, and is dropped.
+    """
+    leapfrog = LEAPFROG[kind]
+    transitions = max(4, round(num_steps / leapfrog))
+    moves = Moves(transitions // 2, leapfrog, settled=transitions - transitions // 2)
+    n = len(drawn.x)
+    # a number with many divisors, so that the points can be cut into chunks
+    size = n if n <= 64 else 64 * -(-n // 64)
+    x = drawn.x[np.arange(size) % n]
+    moved = home(_move(*everywhere((key, target, x)), moves))
+    inside = np.isfinite(np.asarray(moved.log_density))[:n]
+    keep = inside.reshape(n, *(1,) * (drawn.x.ndim - 1))
+    return drawn._replace(
+        x=jnp.where(keep, moved.points[:n], drawn.x),
+        log_prob=None,
+        energy_calls=drawn.energy_calls + moves.calls(size) + min(PROBE, size),
+        bad=int((~inside).sum()),
+        acceptance=float(moved.acceptance),
+    )
+
+
+def equal_weights(log_weight: np.ndarray, n: int, seed: int) -> np.ndarray:
+    """Rows of n samples drawn by their weights (systematic resampling), in random order."""
+    rng = np.random.default_rng(seed)
+    log_weight = np.asarray(log_weight, float)
+    weight = np.exp(log_weight - log_weight.max())
+    places = (np.arange(n) + rng.random()) / n
+    rows = np.searchsorted(np.cumsum(weight) / weight.sum(), places)
+    return rng.permutation(np.minimum(rows, len(weight) - 1))

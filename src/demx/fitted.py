@@ -1,0 +1,198 @@
+"""A trained sampler in the user's hands: samples, densities, log Z, and how good they are."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float
+
+from demx import correction
+from demx.assessment import Assessment, Density, assess_target, check_sizes, flow_density, ruler
+from demx.errors import UserError
+from demx.evaluate import reference as references
+from demx.evaluate.reference import Reference
+from demx.evaluate.weights import ess, log_z_is
+from demx.methods.annealing import Annealing
+from demx.resolve import rows
+from demx.train import Progress
+from demx.types import Method, Samples, Target
+
+
+class LogZ(NamedTuple):
+    """log ∫ exp(-E) by importance sampling, its error, and the effective share of the weights."""
+
+    value: float
+    standard_error: float
+    ess: float
+    n: int
+    bad: int  # samples without a finite density or energy: their weight is 0
+
+
+class Fitted:
+    """A trained sampler: `sample`, `log_prob`, `log_z`, `evaluate`.
+
+    config: the resolved configuration. progress: steps, seconds and energy calls spent.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        method: Method,
+        state: Any,
+        config: dict,
+        progress: Progress,
+        interrupted: bool = False,
+    ):
+        self.target, self.method, self.state = target, method, state
+        self.config, self.progress, self.interrupted = config, progress, interrupted
+
+    def __repr__(self) -> str:
+        p = self.progress
+        return (
+            f"Fitted({self.config['method']} on {self.config['target']}, {p.step} outer loops, "
+            f"{p.energy_calls} energy calls, {p.seconds:.0f} s)"
+        )
+
+    def sample(
+        self,
+        n: int,
+        *,
+        seed: int = 0,
+        weights: bool = False,
+        correct: str | None = None,
+        correct_steps: int = 300,
+    ) -> Samples:
+        """n independent samples of the reverse SDE.
+
+        weights: draw from the probability-flow ODE instead, whose density is known, and return
+        `log_prob` and importance weights `log_weight` (one energy call a sample).
+        correct: 'mala' or 'hmc' moves every sample by correct_steps gradient steps (weights stay
+        valid); 'smc' anneals weighted particles along the learned noise levels, which repairs
+        mode weights too: use its `log_weight`.
+        """
+        if not isinstance(n, int) or n < 1:
+            raise UserError(f"n: expected a whole number of at least 1, got {n}")
+        return self._draw(_key(seed, "sample"), n, weights, correct, correct_steps)
+
+    def _draw(self, key, n: int, weights: bool, correct: str | None, steps: int) -> Samples:
+        if correct not in (None, "smc", *correction.LEAPFROG):
+            raise UserError(f"correct: expected mala, hmc or smc, got {correct!r}")
+        if steps < 1:
+            raise UserError(f"correct_steps: expected at least 1, got {steps}")
+        if correct == "smc":
+            if self.method.anneal is None:
+                raise UserError("correct: this method has no learned path for 'smc'")
+            return self.method.anneal(key, self.state, n, Annealing())
+        draw = self.method.sample_weighted if weights else self.method.sample
+        if draw is None:
+            raise UserError(NO_DENSITY)
+        drawn = draw(key, self.state, n)
+        if correct is None:
+            return drawn
+        key_moves = jax.random.fold_in(key, 1)
+        return correction.metropolis(key_moves, self.target, drawn, correct, steps)
+
+    def log_prob(self, x: ArrayLike) -> Float[Array, " n"]:
+        """The sampler's own log-density at n points (on the mean-free subspace for particles)."""
+        if self.method.log_prob is None:
+            raise UserError(NO_DENSITY)
+        x = jnp.asarray(x, float)
+        if x.shape[1:] != self.target.space.shape:
+            raise UserError(f"x: expected shape {rows(self.target)}, got {x.shape}")
+        return self.method.log_prob(self.state, x)
+
+    def log_z(self, n: int = 1000, *, seed: int = 0) -> LogZ:
+        """log Z ≈ log mean exp(-E(x_i))/q(x_i), x_i ~ q."""
+        return log_z(self.sample(n, seed=seed, weights=True))
+
+    def evaluate(
+        self,
+        n: int = 1000,
+        *,
+        repeats: int = 10,
+        seed: int = 1,
+        likelihood: str = "auto",
+        likelihood_n: int = 1000,
+        mcmc_calls: int = 0,
+        reference: Reference | Path | None = None,
+        correct: str | None = None,
+        correct_steps: int = 300,
+    ) -> Assessment:
+        """Metrics of n·repeats fresh samples, with standard errors, floors and a verdict.
+
+        likelihood: 'native' adds what the sampler's own density says, of likelihood_n samples,
+        'flow' what an OT-CFM flow trained on the samples says (the paper's protocol), 'none'
+        nothing; 'auto' is native in up to 16 dimensions. mcmc_calls: add what tuned chains get
+        for that many energy calls. reference: sets of your own, or their file. correct: as in
+        `sample`; samples with weights are resampled.
+        """
+        check_sizes(n, likelihood_n)
+        drawn = self._draw(_key(seed, "evaluate"), n * repeats, False, correct, correct_steps)
+        if drawn.log_weight is not None:
+            rows = correction.equal_weights(np.asarray(drawn.log_weight), n * repeats, seed)
+            drawn = drawn._replace(x=drawn.x[rows])
+        space = self.target.space
+        if likelihood == "auto":
+            known = self.method.sample_weighted is not None
+            likelihood = "native" if known and space.dof <= 16 else "none"
+        density = None
+        if likelihood == "native":
+            density = self._density(likelihood_n, seed)
+        elif likelihood == "flow":
+            density = flow_density(self.target, np.asarray(drawn.x), likelihood_n, seed)
+        elif likelihood != "none":
+            raise UserError(f"likelihood: expected auto, native, flow or none, got {likelihood!r}")
+        return assess_target(
+            self.target,
+            np.asarray(drawn.x),
+            reference=ruler(reference) or self.reference(),
+            n=n,
+            density=density,
+            mcmc_calls=mcmc_calls,
+            sampling_calls=drawn.energy_calls,
+            seed=seed,
+        )
+
+    def _density(self, n: int, seed: int) -> Density:
+        weighted = self.sample(n, seed=seed, weights=True)
+        return Density(
+            np.asarray(weighted.log_weight),
+            lambda x: np.asarray(self.log_prob(x)),
+            weighted.energy_calls,
+            "the sampler's probability flow",
+        )
+
+    def reference(self) -> Reference | None:
+        """The reference sets of the target, if there are any."""
+        if "fingerprint" in self.config:
+            exact = hasattr(self.target, "sample")
+            return references.make(self.target) if exact else None
+        about = self.config.get("target_settings", {})
+        return references.find(self.config["target"], about, self.target)
+
+
+def log_z(drawn: Samples) -> LogZ:
+    """log Z ≈ log mean w with its error and effective share, from weighted samples."""
+    n = len(drawn.x)
+    if drawn.bad > 0.05 * n:
+        raise UserError(
+            f"log_z: {drawn.bad} of {n} samples have no finite density or energy, so the "
+            "estimate would be too low; train longer"
+        )
+    log_weight = np.asarray(drawn.log_weight, float)
+    island = None if drawn.island is None else np.asarray(drawn.island)
+    try:
+        return LogZ(*log_z_is(log_weight, island), ess(log_weight).value, n, drawn.bad)
+    except ValueError as error:
+        raise UserError(f"log_z: {error}") from error
+
+
+NO_DENSITY = "this sampler does not know its own density (a method without one, or a pinned score)"
+# far from the small numbers that training folds into the same seed: the streams never meet
+_DOMAINS = {"sample": 0x5A5A5A5A, "evaluate": 0x3C3C3C3C}
+
+
+def _key(seed: int, domain: str):
+    return jax.random.fold_in(jax.random.key(seed), _DOMAINS[domain])

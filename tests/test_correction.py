@@ -1,0 +1,195 @@
+"""Correction of samples: Metropolis moves, and annealed SMC with a score that is wrong."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import demx
+from cases import TARGETS
+from demx.correction import equal_weights, metropolis
+from demx.errors import UserError
+from demx.evaluate.weights import log_z_is
+from demx.methods.annealing import Annealing, Swarm, log_smoothed, resample
+from demx.noise import Geometric
+from demx.resolve import named_target
+from demx.sde import Grid, Posterior, reverse
+from demx.space import log_normal, normal
+from demx.stiffness import local_variance
+from demx.targets.gaussian_mixture import GaussianMixture
+from demx.types import Samples
+
+MEANS = jnp.asarray([[-6.0, 0.0], [4.0, 3.0], [2.0, -7.0]])
+WEIGHTS = np.array([0.6, 0.3, 0.1])
+UNEQUAL = GaussianMixture(MEANS, jnp.ones(3), WEIGHTS)
+# modes in the wrong places, too wide, of equal weights
+WRONG = GaussianMixture(MEANS + 0.5, 1.2 * jnp.ones(3))
+NOISE = Geometric(0.05, 12.0)
+ISLANDS, ROWS = 32, 256
+
+
+@pytest.fixture(scope="module")
+def annealed(request):
+    """Islands of particles that follow the exact score of the wrong mixture."""
+    seed = request.config.getoption("--seed")
+    times = Grid(num_steps=30, sigma_last=0.1).times(NOISE)
+    smc, prior = Annealing(num_samples=8), NOISE.variance(jnp.ones(())) + 30.0
+
+    def scores(t, xs):
+        return jax.vmap(jax.grad(WRONG.smoothed(NOISE.variance(t)).log_density))(xs)
+
+    @jax.jit
+    def run(key):
+        key_trust, key_run = jax.random.split(key)
+        given = UNEQUAL, scores, NOISE, times, prior, 1.0
+        trust = smc.trusted(key_trust, *given, 64)
+        one = lambda key: smc.run(key, *given, trust, ROWS)  # noqa: E731
+        return trust, jax.vmap(one)(jax.random.split(key_run, ISLANDS))
+
+    return run(jax.random.key(seed))
+
+
+def means_of(annealed, values):
+    """Self-normalised mean of values (islands, rows), and its error from the islands."""
+    weight = np.exp(np.asarray(annealed.log_weight, float))
+    value = (weight * values).sum() / weight.sum()
+    influence = (weight * (values - value)).mean(axis=1) / weight.mean()
+    return value, influence.std(ddof=1) / ISLANDS**0.5
+
+
+def test_annealing_repairs_a_wrong_score(annealed):
+    """Mode weights, means and second moments of the target within 4 standard errors."""
+    _, made = annealed
+    x = np.asarray(made.x)
+    nearest = np.linalg.norm(x[:, :, None] - np.asarray(MEANS), axis=-1).argmin(-1)
+    for mode, share in enumerate(WEIGHTS):
+        value, error = means_of(made, nearest == mode)
+        assert abs(value - share) < 4 * error and error < 0.05, (mode, value, error)
+    for axis in range(2):
+        value, error = means_of(made, x[..., axis])
+        assert abs(value - WEIGHTS @ np.asarray(MEANS)[:, axis]) < 4 * error
+        value, error = means_of(made, x[..., axis] ** 2)
+        assert abs(value - WEIGHTS @ (np.asarray(MEANS)[:, axis] ** 2 + 1)) < 4 * error
+
+
+def test_annealing_estimates_z_without_bias(annealed):
+    _, made = annealed
+    number = np.repeat(np.arange(ISLANDS), ROWS)
+    value, error = log_z_is(np.asarray(made.log_weight).ravel(), number)
+    assert abs(value) < 4 * error and error < 0.1
+    assert int(made.bad.sum()) == 0 and int(made.resampled.sum()) > 0
+
+
+def test_without_correction_the_mode_weights_are_wrong(annealed, key):
+    """The check of the check: the same score's own samples give every mode a third."""
+    score = lambda t, x: jax.grad(WRONG.smoothed(NOISE.variance(t)).log_density)(x)  # noqa: E731
+    times = Grid(num_steps=30, sigma_last=0.1).times(NOISE)
+    start = 13.0 * normal(key, UNEQUAL.space, (1000,))
+    x = reverse(key, score, NOISE, UNEQUAL.space, start, times, Posterior(1.0))
+    nearest = np.linalg.norm(np.asarray(x)[:, None] - np.asarray(MEANS), axis=-1).argmin(-1)
+    assert (nearest == 2).mean() > 0.25
+    trust, _ = annealed
+    assert trust.shape == (30,) and trust[0] < 1 and trust[-1] == 1
+
+
+@pytest.mark.parametrize("variance", [0.04, 1.0, 9.0])
+def test_the_estimate_of_a_smoothed_density_is_unbiased(variance, key):
+    """Mean over many blocks against the closed form, on both sides of the modes' width."""
+    x = MEANS[1] + 0.7
+    exact = float(UNEQUAL.smoothed(variance).log_density(x))
+    v, spread = jnp.asarray(variance), jnp.asarray(variance / (1 + variance))
+    one = lambda k: log_smoothed(k, UNEQUAL, v, x, MEANS[1], spread, 4)[0]  # noqa: E731
+    many = jax.jit(jax.vmap(one))(jax.random.split(key, 20_000))
+    ratio = np.exp(np.asarray(many, float) - exact)
+    assert abs(ratio.mean() - 1) < 4 * ratio.std() / len(ratio) ** 0.5
+
+
+@pytest.mark.parametrize("name", ["lj13", "dw4"])
+def test_particles_that_anneal_stay_mean_free(name, key):
+    target = TARGETS[name]
+    times = Grid(num_steps=4, sigma_last=0.1).times(Geometric(0.05, 2.0))
+    smc = Annealing(num_samples=2)
+    given = target, lambda t, xs: -xs, Geometric(0.05, 2.0), times, jnp.asarray(5.0), 0.1
+    made = jax.jit(lambda k: smc.run(k, *given, jnp.ones(4), 8))(key)
+    np.testing.assert_allclose(made.x.mean(axis=1), 0, atol=1e-4)
+    assert not np.isnan(made.log_weight).any()
+
+
+def test_resampling_keeps_the_mean_weight_and_the_particles_value(key):
+    x = jnp.arange(64.0)[:, None]
+    log_weight = jnp.where(jnp.arange(64) < 60, -jnp.inf, jnp.arange(64.0) / 64)
+    swarm = Swarm(x, x, x[:, 0], log_weight)
+    new, done = resample(key, swarm, 0.5)
+    assert bool(done) and set(np.asarray(new.x[:, 0])) == {60.0, 61.0, 62.0, 63.0}
+    np.testing.assert_allclose(
+        jax.nn.logsumexp(new.log_weight), jax.nn.logsumexp(log_weight), rtol=1e-5
+    )
+    np.testing.assert_array_equal(new.log_smoothed, new.x[:, 0])
+    same, done = resample(key, swarm._replace(log_weight=jnp.zeros(64)), 0.5)
+    assert not bool(done)
+    np.testing.assert_array_equal(same.x, x)
+    dead, done = resample(key, swarm._replace(log_weight=jnp.full(64, -jnp.inf)), 0.5)
+    assert not bool(done) and not np.isnan(dead.log_weight).any()
+
+
+def test_local_variance_of_a_normal(key):
+    space = TARGETS["lj13"].space
+    x = 0.3 * normal(key, space, (2000,))
+    found = float(local_variance(-x / 0.09, space))
+    # the median of χ²_36/36 is 1 - 2/(9·36) cubed; four standard errors of 2000 draws
+    median = (1 - 2 / (9 * 36)) ** 3
+    assert found == pytest.approx(0.09 / median, rel=4 * 1.25 * (2 / 36 / 2000) ** 0.5)
+
+
+@pytest.mark.parametrize("kind", ["mala", "hmc"])
+def test_moves_carry_samples_to_the_target(kind, key, seed):
+    """From a normal far too wide to a correlated one: energy of the right mean, 4 s.e."""
+
+    def energy(x):
+        return -log_normal(TARGETS["gmm40"].space, jnp.stack([x[0] * 4, x[1] - x[0]]), 1.0)
+
+    target = named_target(energy, {}, dim=2)[1]
+    start = Samples(5 * normal(key, target.space, (2048,)), energy_calls=7)
+    moved = metropolis(key, target, start, kind, 320)
+    energies = jax.vmap(energy)(moved.x)
+    # E - log 2π is half a χ² of two degrees of freedom: mean 1, variance 1
+    assert abs(float(energies.mean()) - np.log(2 * np.pi) - 1) < 4 / 2048**0.5
+    assert 0.4 < moved.acceptance <= 1 and moved.bad == 0
+    per_sample = 1 + (320 if kind == "mala" else 40 * 8)
+    assert moved.energy_calls == 7 + 256 + 2048 * per_sample
+
+
+def test_resampled_rows_follow_the_weights(seed):
+    rows = equal_weights(np.log([0.5, 0.3, 0.2, 1e-30]), 1000, seed)
+    counts = np.bincount(rows, minlength=4)
+    assert np.abs(counts - [500, 300, 200, 0]).max() <= 1
+
+
+SMALL = {
+    "draws": {"num_samples": 8},
+    "network": {"width": 8, "depth": 1, "embedding": 4},
+    "training": {"outer_steps": 1, "inner_steps": 2, "batch_size": 8, "new_samples": 8},
+    "grid": {"num_steps": 5},
+    "evaluation": {"every": 0},
+}
+
+
+def test_corrected_samples_of_a_run(seed):
+    """Counts, weights and islands of all kinds; what is not known is refused."""
+    fitted = demx.fit("gmm40", seed=seed, settings=SMALL, progress=False)
+    moved = fitted.sample(20, correct="mala", correct_steps=10)
+    assert moved.x.shape == (20, 2) and moved.log_weight is None
+    assert moved.energy_calls == 20 * (1 + 10) + 20
+    weighted = fitted.sample(20, correct="hmc", correct_steps=32, weights=True)
+    before = fitted.sample(20, weights=True)
+    np.testing.assert_array_equal(weighted.log_weight, before.log_weight)
+    assert weighted.log_prob is None
+    swarm = fitted.sample(600, correct="smc")
+    assert swarm.log_weight.shape == (600,) and set(np.asarray(swarm.island)) == {0, 1}
+    assert swarm.energy_calls == 600 * (5 * 16 + 1) + 64 * (1 + 2 * 5 * 16)
+    with pytest.raises(UserError, match="correct: expected mala, hmc or smc, got 'gibbs'"):
+        fitted.sample(5, correct="gibbs")
+    with pytest.raises(UserError, match="correct_steps: expected at least 1, got 0"):
+        fitted.sample(5, correct="hmc", correct_steps=0)
+    found = fitted.evaluate(50, repeats=2, likelihood="none", correct="smc")
+    assert found.metrics["w2"].value > 0
