@@ -9,7 +9,7 @@ import pytest
 from cases import TARGETS, networks, shaken
 from demx.energy import evaluate
 from demx.model import Denoiser, Pinned, Plain, ScoreModel, average
-from demx.networks import NETWORKS
+from demx.networks import NETWORKS, pairs
 from demx.noise import Geometric
 from demx.space import Euclidean, MeanFree, normal
 
@@ -119,3 +119,32 @@ def test_average_forgets_its_start_and_then_moves_slowly():
     old, new = jnp.zeros(2), jnp.ones(2)
     assert float(average(old, new, 0.999, jnp.asarray(0))[0]) == pytest.approx(0.9)
     assert float(average(old, new, 0.999, jnp.asarray(10**6))[0]) == pytest.approx(0.001, rel=1e-3)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 7, 8, 13])
+def test_every_pair_is_met_once(n, key):
+    """Messages and read-outs over cyclic offsets are those over all i ≠ j."""
+    keys = jax.random.split(key, 3)
+    x, v = jax.random.normal(keys[0], (n, 3)), jax.random.normal(keys[1], (n, 5))
+    weight = jax.random.normal(keys[2], (5,))
+
+    def naive(x, v):
+        r = jnp.sum((x[:, None] - x[None]) ** 2, axis=-1)
+        filters = jnp.cos(r)[..., None] * weight[None, None]
+        apart = (1 - jnp.eye(n))[..., None]
+        return jnp.sum(apart * filters * v[None], axis=1)
+
+    def paired(x, v):
+        r = jnp.sum((x[None] - pairs.partners(x)) ** 2, axis=-1)
+        filters = jnp.cos(r)[..., None] * weight[None, None]
+        return pairs.messages(filters * pairs.shares(n)[:, None, None], v)
+
+    np.testing.assert_allclose(paired(x, v), naive(x, v), atol=1e-5)
+    for argument in (0, 1):
+        a, b = (
+            jax.grad(lambda *p, f=f: jnp.sum(f(*p) ** 2), argument)(x, v) for f in (naive, paired)
+        )
+        np.testing.assert_allclose(b, a, atol=1e-3, rtol=1e-4)
+    sent = jax.random.normal(keys[2], (n // 2, n, 2))
+    got = jax.vjp(pairs.partners, jnp.zeros((n, 2)))[1](sent)[0]
+    np.testing.assert_allclose(pairs.collected(sent), got, atol=1e-5)

@@ -86,7 +86,7 @@ class Denoiser(eqx.Module):
         return self._total(variance)
 
 
-CACHE = 1 << 17  # floats of one layer's activations: with its gradients about a megabyte
+CACHE = 1 << 16  # floats of one layer's activations: with its gradients half a megabyte
 
 Precondition = Plain | Denoiser
 PRECONDITIONS = {"plain": Plain, "denoiser": Denoiser}
@@ -102,8 +102,11 @@ class ScoreModel(eqx.Module):
 
     @property
     def rows_in_cache(self) -> int:
-        """How many configurations a forward and backward pass should take at once."""
-        return max(1, CACHE // self.network.activations(self.space))
+        """How many configurations a forward and backward pass should take at once.
+
+        Two at least: for a single one XLA makes slower programs.
+        """
+        return max(2, CACHE // self.network.activations(self.space))
 
     def __call__(self, t: Float[Array, ""], x: Float[Array, "..."]) -> Float[Array, "..."]:
         rule, v = self.precondition, self.noise.variance(t)

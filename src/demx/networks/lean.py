@@ -5,7 +5,8 @@ With basis functions b_k(r_ij), features h_i in R^C and per-layer weights W in R
     m_i = Σ_j (W^T b(r_ij)) ⊙ (V h_j),      h_i += U · silu(film(level) · [h_i, m_i])
     F_i = Σ_j (r̂_ij) Σ_c (W_c^T b(r_ij)) a_c(h_i) b_c(h_j)  +  x_i · f(h_i)
 
-One edge costs R·C multiply-adds a layer instead of the several C² of an EGNN.
+One pair costs R·C multiply-adds a layer instead of the several C² of an EGNN, and is met once:
+filters of r_ij serve both particles.
 """
 
 import equinox as eqx
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from demx.networks.embedding import sinusoidal
+from demx.networks.pairs import collected, messages, partners, shares
 from demx.space import MeanFree, Space
 
 
@@ -33,7 +35,7 @@ class Interaction(eqx.Module):
 
     def __call__(self, h: Array, basis: Array, level: Array) -> Array:
         value = _linear(self.value, h)
-        message = jnp.einsum("ijc,jc->ic", basis @ self.filter, value)
+        message = messages(basis @ self.filter, value)
         inner = _linear(self.update_in, jnp.concatenate([h, message], axis=-1))
         scale, shift = jnp.split(self.film(level), 2)
         inner = jax.nn.silu(inner * (1 + scale)[None] + shift[None])
@@ -55,22 +57,22 @@ class Lean(eqx.Module):
     levels: int
 
     def _basis(self, x: Array) -> tuple[Array, Array]:
-        """Gaussians in u = r/(r + reach/2), dense at short range, and r̂_ij; i = j is masked."""
-        n, count = x.shape[0], self.read_filter.shape[0]
-        difference = x[:, None] - x[None]
-        # a floor under r², so that overlapping particles (and i = j) have a direction of 0 and
-        # a gradient that is finite
-        eye = jnp.eye(n, dtype=x.dtype)
+        """Gaussians in u = r/(r + reach/2), dense at short range, and r̂_ij, of every pair."""
+        count = self.read_filter.shape[0]
+        difference = x[None] - partners(x)
+        # a floor under r², so that overlapping particles have a direction of 0 and a gradient
+        # that is finite
         r = jnp.sqrt(jnp.sum(difference**2, axis=-1) + 1e-6)
         # u in [0, 1) compresses long distances: resolution where the forces are
         u = r / (r + 0.5 * self.reach)
         centres = jnp.linspace(0.0, 1.0, count, dtype=x.dtype)
         gauss = jnp.exp(-0.5 * ((u[..., None] - centres[None, None]) * count) ** 2)
-        return gauss * (1 - eye)[..., None], difference / r[..., None]
+        return gauss * shares(x.shape[0])[:, None, None], difference / r[..., None]
 
     def activations(self, space: Space) -> int:
-        """Floats of the largest array for one configuration: the filters of all edges."""
-        return space.shape[0] ** 2 * max(self.read_filter.shape)
+        """Floats of the largest array for one configuration: the filters of all pairs."""
+        n = space.shape[0]
+        return n * (n // 2) * max(self.read_filter.shape)
 
     def __call__(self, level: Float[Array, ""], x: Float[Array, "n dim"]) -> Float[Array, "n dim"]:
         basis, unit = self._basis(x)
@@ -82,8 +84,12 @@ class Lean(eqx.Module):
         for layer in self.layers:
             h = layer(h, basis, conditioning)
         a, b = _linear(self.read_self, h), _linear(self.read_other, h)
-        strength = jnp.einsum("ijc,ic,jc->ij", basis @ self.read_filter, a, b)
-        out = jnp.sum(strength[..., None] * unit, axis=1) + x * _linear(self.read_radial, h)
+        filters = basis @ self.read_filter
+        # what the second particle of a pair does to the first, and the first to the second
+        forth = jnp.sum(filters * a[None] * partners(b), axis=-1, keepdims=True)
+        back = jnp.sum(filters * partners(a) * b[None], axis=-1, keepdims=True)
+        out = jnp.sum(forth * unit, axis=0) - collected(back * unit)
+        out = out + x * _linear(self.read_radial, h)
         return out - jnp.mean(out, axis=0, keepdims=True)
 
 

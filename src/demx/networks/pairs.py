@@ -1,0 +1,59 @@
+"""Every pair of n particles once: (i, i + k mod n) for the offsets k = 1, …, P = n//2.
+
+Arrays over pairs have the shape (P, n, …). If n is even the pairs of the last offset appear twice,
+and count half (`shares`). Only whole rows are moved: no gather and no scatter of single pairs.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+
+def shares(n: int) -> Float[Array, " P"]:
+    """1 for every offset; ½ for the last if n is even."""
+    count = n // 2
+    return jnp.asarray(np.where((np.arange(1, count + 1) * 2) == n, 0.5, 1.0), float)
+
+
+def partners(v: Float[Array, "n ..."]) -> Float[Array, "P n ..."]:
+    """v_{i+k}: rows of n + 1 cut from v repeated, so that each begins one particle later."""
+    n, rest = v.shape[0], v.shape[1:]
+    count = n // 2
+    turns = -(-(count + 1) * (n + 1) // n)
+    repeated = jnp.tile(v, (turns, *(1,) * len(rest)))
+    rows = repeated[n + 1 : (n + 1) * (count + 1)].reshape(count, n + 1, *rest)
+    return rows[:, :n]
+
+
+def collected(g: Float[Array, "P n ..."]) -> Float[Array, "n ..."]:
+    """Σ_k g_{k, j-k}: what every pair sends to its second particle; the transpose of `partners`."""
+    count, n, *rest = g.shape
+    twice = jnp.concatenate([g, g], axis=1).reshape(count * 2 * n, *rest)
+    # rows of 2n - 1: each begins one particle earlier
+    end = n - 1 + count * (2 * n - 1)
+    zeros = jnp.zeros((max(0, end - count * 2 * n), *rest), g.dtype)
+    rows = jnp.concatenate([twice, zeros])[n - 1 : end].reshape(count, 2 * n - 1, *rest)
+    return jnp.sum(rows[:, :n], axis=0)
+
+
+@jax.custom_vjp
+def messages(filters: Float[Array, "P n C"], v: Float[Array, "n C"]) -> Float[Array, "n C"]:
+    """m_i = Σ_{j≠i} f_ij ⊙ v_j, f_ij = f_ji.
+
+    Symmetric in the particles, so its own transpose: the cotangent of v is messages(f, ṁ).
+    """
+    return jnp.sum(filters * partners(v), axis=0) + collected(filters * v[None])
+
+
+def _forward(filters, v):
+    return messages(filters, v), (filters, v)
+
+
+def _backward(kept, cotangent):
+    filters, v = kept
+    slope = cotangent[None] * partners(v) + v[None] * partners(cotangent)
+    return slope, messages(filters, cotangent)
+
+
+messages.defvjp(_forward, _backward)
