@@ -163,6 +163,10 @@ def test_the_whole_path(target, tmp_path, monkeypatch, capsys):
     with np.load(out, allow_pickle=False) as data:
         assert len(data["x"]) == len(data["energy"]) == 30
         assert "log_weight" not in data
+    if target == "gmm40":
+        said = demx("sample", directory, "-n", 30, "--correct", "mala", "--correct-steps", 4)
+        # 4 gradient steps and the start, 30 slopes for a step size, 30 energies for the file
+        assert "acceptance of the moves" in said and f"{30 * 5 + 30 + 30} energy calls" in said
     found = json.loads(demx("evaluate", directory, "-n", 40, "--repeats", 3, "--json"))
     assert found["target"] == target and found["n"] == 40
     assert found["energy_calls"] == 2 * 2 * 8 * 8

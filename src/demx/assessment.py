@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike
 
 from demx import config
+from demx.correction import equal_weights
 from demx.errors import UserError
 from demx.evaluate import densities, verdict
 from demx.evaluate import reference as references
@@ -174,12 +175,15 @@ def assess(
         density = flow_density(built, stored.x, likelihood_n, seed)
     elif likelihood == "auto" and stored.log_weight is not None:
         density = Density(stored.log_weight, None, 0, "the file")
+    x = stored.x
+    if stored.log_weight is not None:  # what they are samples of, they are with their weights
+        x = x[equal_weights(stored.log_weight, len(x), seed)]
     found = ruler(reference)
     if found is None and (isinstance(target, str) or hasattr(built, "sample")):
         found = references.find(name, about, built)
     try:
         return assess_target(
-            built, stored.x, reference=found, n=n, density=density, mcmc_calls=mcmc_calls, seed=seed
+            built, x, reference=found, n=n, density=density, mcmc_calls=mcmc_calls, seed=seed
         )
     except ValueError as error:
         raise UserError(str(error)) from error

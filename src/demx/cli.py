@@ -114,7 +114,7 @@ def sample(
     )
     arrays = {"x": np.asarray(samples.x)}
     arrays["energy"] = batched_energies(fitted.target, arrays["x"])
-    for name in ("log_weight", "log_prob"):
+    for name in ("log_weight", "log_prob", "island"):
         value = getattr(samples, name)
         if value is not None:
             arrays[name] = np.asarray(value)
@@ -123,6 +123,8 @@ def sample(
         np.savez_compressed(path, **arrays)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error})") from error
+    if samples.bad_calls:
+        print(f"{samples.bad_calls:,} energies on the way were not finite")
     if samples.acceptance is not None:
         print(f"acceptance of the moves {samples.acceptance:.2f}")
     if samples.log_weight is not None:

@@ -11,6 +11,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from demx.devices import everywhere, home
 from demx.energy import evaluate
+from demx.errors import UserError
 from demx.methods.moves import Moves
 from demx.stiffness import local_variance
 from demx.types import Samples, Target
@@ -22,7 +23,9 @@ PROBE = 256  # samples whose slopes tell a first step size
 @eqx.filter_jit
 def _move(key: PRNGKeyArray, target: Target, x: Array, moves: Moves):
     space = target.space
-    narrow = local_variance(evaluate(target, x[:PROBE]).score, space)
+    spread = jnp.sum((x - jnp.mean(x, axis=0, keepdims=True)) ** 2) / (len(x) * space.dof)
+    tiny = jnp.finfo(x.dtype).tiny
+    narrow = local_variance(evaluate(target, x[:PROBE]), space, jnp.maximum(spread, tiny))
     # what keeps the acceptance in many dimensions (Beskos et al., 2013)
     step_size = jnp.sqrt(narrow) * space.dof**-0.25
     return moves(key, target, x, step_size)
@@ -31,26 +34,31 @@ def _move(key: PRNGKeyArray, target: Target, x: Array, moves: Moves):
 def metropolis(
     key: PRNGKeyArray, target: Target, drawn: Samples, kind: str, num_steps: int
 ) -> Samples:
-    """Every sample moved by num_steps gradient steps of 'mala' or 'hmc' (8 to a move).
+    """Every sample moved by num_steps gradient steps of 'mala' or 'hmc' (8 to a move; 3 moves at
+    least).
 
-    Half of the moves adapt the step size, half keep it. Weights stay valid, since moves leave p
-    as it is; the density of the sampler does not, and is dropped.
+    Half of the moves adapt the step size, half keep it. Weights stay valid as far as moves leave
+    p as it is, and those that adapt do so only nearly; the density of the sampler is lost.
     """
     leapfrog = LEAPFROG[kind]
-    transitions = max(4, round(num_steps / leapfrog))
-    moves = Moves(transitions // 2, leapfrog, settled=transitions - transitions // 2)
+    transitions = max(3, round(num_steps / leapfrog))
+    adapting = max(2, transitions // 2)
+    moves = Moves(adapting, leapfrog, settled=transitions - adapting)
     n = len(drawn.x)
     # a number with many divisors, so that the points can be cut into chunks
     size = n if n <= 64 else 64 * -(-n // 64)
     x = drawn.x[np.arange(size) % n]
     moved = home(_move(*everywhere((key, target, x)), moves))
     inside = np.isfinite(np.asarray(moved.log_density))[:n]
+    good = inside
+    if drawn.log_weight is not None:  # a sample of weight 0 stays one
+        good = inside & np.isfinite(np.asarray(drawn.log_weight))
     keep = inside.reshape(n, *(1,) * (drawn.x.ndim - 1))
     return drawn._replace(
         x=jnp.where(keep, moved.points[:n], drawn.x),
         log_prob=None,
         energy_calls=drawn.energy_calls + moves.calls(size) + min(PROBE, size),
-        bad=int((~inside).sum()),
+        bad=int((~good).sum()),
         acceptance=float(moved.acceptance),
     )
 
@@ -59,6 +67,8 @@ def equal_weights(log_weight: np.ndarray, n: int, seed: int) -> np.ndarray:
     """Rows of n samples drawn by their weights (systematic resampling), in random order."""
     rng = np.random.default_rng(seed)
     log_weight = np.asarray(log_weight, float)
+    if not np.isfinite(log_weight).any():
+        raise UserError("all weights are zero: no sample has a finite energy where it ended")
     weight = np.exp(log_weight - log_weight.max())
     places = (np.arange(n) + rng.random()) / n
     rows = np.searchsorted(np.cumsum(weight) / weight.sum(), places)

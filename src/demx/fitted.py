@@ -72,9 +72,9 @@ class Fitted:
         valid); 'smc' anneals weighted particles along the learned noise levels, which repairs
         mode weights too: use its `log_weight`.
         """
-        if not isinstance(n, int) or n < 1:
+        if not isinstance(n, int | np.integer) or n < 1:
             raise UserError(f"n: expected a whole number of at least 1, got {n}")
-        return self._draw(_key(seed, "sample"), n, weights, correct, correct_steps)
+        return self._draw(_key(seed, "sample"), int(n), weights, correct, correct_steps)
 
     def _draw(self, key, n: int, weights: bool, correct: str | None, steps: int) -> Samples:
         if correct not in (None, "smc", *correction.LEAPFROG):
@@ -91,7 +91,7 @@ class Fitted:
         drawn = draw(key, self.state, n)
         if correct is None:
             return drawn
-        key_moves = jax.random.fold_in(key, 1)
+        key_moves = jax.random.fold_in(key, _DOMAINS["correct"])
         return correction.metropolis(key_moves, self.target, drawn, correct, steps)
 
     def log_prob(self, x: ArrayLike) -> Float[Array, " n"]:
@@ -129,10 +129,7 @@ class Fitted:
         `sample`; samples with weights are resampled.
         """
         check_sizes(n, likelihood_n)
-        drawn = self._draw(_key(seed, "evaluate"), n * repeats, False, correct, correct_steps)
-        if drawn.log_weight is not None:
-            rows = correction.equal_weights(np.asarray(drawn.log_weight), n * repeats, seed)
-            drawn = drawn._replace(x=drawn.x[rows])
+        drawn = self._blocks(_key(seed, "evaluate"), n, repeats, correct, correct_steps)
         space = self.target.space
         if likelihood == "auto":
             known = self.method.sample_weighted is not None
@@ -154,6 +151,18 @@ class Fitted:
             sampling_calls=drawn.energy_calls,
             seed=seed,
         )
+
+    def _blocks(self, key, n: int, repeats: int, correct: str | None, steps: int) -> Samples:
+        """n·repeats samples without weights, in independent blocks of n."""
+        if correct != "smc":
+            return self._draw(key, n * repeats, False, correct, steps)
+        parts = []
+        for i in range(repeats):  # particles of one swarm are not independent
+            swarm = self._draw(jax.random.fold_in(key, i), n, False, correct, steps)
+            rows = correction.equal_weights(np.asarray(swarm.log_weight), n, i)
+            parts.append(swarm._replace(x=swarm.x[rows]))
+        calls = sum(part.energy_calls for part in parts)
+        return Samples(jnp.concatenate([part.x for part in parts]), energy_calls=calls)
 
     def _density(self, n: int, seed: int) -> Density:
         weighted = self.sample(n, seed=seed, weights=True)
@@ -184,14 +193,18 @@ def log_z(drawn: Samples) -> LogZ:
     log_weight = np.asarray(drawn.log_weight, float)
     island = None if drawn.island is None else np.asarray(drawn.island)
     try:
-        return LogZ(*log_z_is(log_weight, island), ess(log_weight).value, n, drawn.bad)
+        share = ess(log_weight).value
+        if island is not None:  # within an island, weights forget what was resampled
+            means = np.bincount(island, np.exp(log_weight - log_weight.max()))
+            share = min(share, ess(np.log(np.maximum(means, 1e-300))).value)
+        return LogZ(*log_z_is(log_weight, island), share, n, drawn.bad)
     except ValueError as error:
         raise UserError(f"log_z: {error}") from error
 
 
 NO_DENSITY = "this sampler does not know its own density (a method without one, or a pinned score)"
 # far from the small numbers that training folds into the same seed: the streams never meet
-_DOMAINS = {"sample": 0x5A5A5A5A, "evaluate": 0x3C3C3C3C}
+_DOMAINS = {"sample": 0x5A5A5A5A, "evaluate": 0x3C3C3C3C, "correct": 0x66666666}
 
 
 def _key(seed: int, domain: str):

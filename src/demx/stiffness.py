@@ -3,13 +3,19 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from demx.energy import Evaluation
 from demx.space import Space
 
 
-def local_variance(score: Float[Array, "n ..."], space: Space) -> Float[Array, ""]:
-    """s² = dof / median |∇ log p|² at n points: that of a normal with the same slopes.
+def local_variance(
+    found: Evaluation, space: Space, spread: Float[Array, ""] | float
+) -> Float[Array, ""]:
+    """s² = dof / median |∇ log p|² at points that were evaluated, at most `spread`.
 
-    The median, because a few overlapping particles would decide a mean.
+    That of a normal with the same slopes. The median, because a few overlapping particles would
+    decide a mean; without the points outside the support; `spread` where the energy is flat.
     """
-    squared = jnp.sum(score.reshape(len(score), -1) ** 2, axis=1)
-    return space.dof / jnp.maximum(jnp.median(squared), jnp.finfo(score.dtype).tiny)
+    slopes = found.score.reshape(len(found.score), -1)
+    squared = jnp.where(jnp.isfinite(found.log_density), jnp.sum(slopes**2, axis=1), jnp.nan)
+    typical = jnp.nan_to_num(jnp.nanmedian(squared), nan=0.0)
+    return space.dof / jnp.maximum(typical, space.dof / spread)

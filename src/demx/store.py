@@ -49,6 +49,8 @@ class Store:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """One process at a time: two would write each other's files."""
+        if self.directory.exists() and not self.directory.is_dir():
+            raise UserError(f"{self.directory}: expected a directory, found a file")
         self.directory.mkdir(parents=True, exist_ok=True)
         with open(self.directory / ".lock", "w") as file:
             try:
@@ -62,8 +64,6 @@ class Store:
 
     def open(self, config: Config) -> None:
         """Begin or go on: the directory must be new, or hold this very configuration."""
-        if self.directory.exists() and not self.directory.is_dir():
-            raise UserError(f"{self.directory}: expected a directory, found a file")
         if not self.config_file.exists():
             if self.checkpoint_file.exists():
                 raise UserError(

@@ -35,7 +35,8 @@ class Samples(NamedTuple):
     x: (n, *shape). log_weight: (n,) unnormalised log importance weights, p̃/q.
     log_prob: (n,) the sampler's own log-density. energy_calls: what drawing them cost. bad: how
     many have no finite density or energy; their log_weight is -∞. island: (n,) samples of one
-    island depend on each other (annealed SMC). acceptance: of Metropolis moves.
+    island depend on each other (annealed SMC). acceptance: of Metropolis moves. bad_calls: energies
+    on the way that were not finite.
     """
 
     x: Float[Array, "n ..."]
@@ -45,6 +46,7 @@ class Samples(NamedTuple):
     bad: int = 0
     island: Int[Array, " n"] | None = None
     acceptance: float | None = None
+    bad_calls: int = 0
 
 
 class Info(NamedTuple):

@@ -10,7 +10,9 @@ resampling on the way. A bad score costs effective samples, not correctness. Wha
 free: the importance-sampling estimate of ∫ p̃(x_0) N(x_0; x, v) dx_0 as far as it can be trusted, a
 normal of the right width where it cannot:
 
-    log p̂ = γ(v) log p̂_IS + (1 - γ(v)) log N(x; 0, v + s²),    γ(v) = min(1, ½/sd(log p̂_IS)).
+    log p̂ = γ(v) log p̂_IS + (1 - γ(v)) (log N(x; 0, v + s²) + c(v)),  γ(v) = min(1, ½/sd(log p̂_IS)),
+
+never less than 5 % of the normal: a p̂ of zero would lose paths that end where p̃ > 0.
 """
 
 from collections.abc import Callable
@@ -21,14 +23,30 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from demx.energy import evaluate, evaluate_columns
+from demx.energy import BLOCK, evaluate, evaluate_columns
 from demx.noise import Noise
 from demx.sde import posterior_variance, step_variance
-from demx.space import log_normal, normal
+from demx.space import Space, log_normal, normal
+from demx.stiffness import local_variance
 from demx.types import Target
 
 Scores = Callable[[Array, Array], Array]  # of a time and n points
 NOISE = 0.5  # standard deviation of log p̂ that weights can bear
+FLOOR = -3.0  # of log p̂ against the normal: 5 % of it
+
+
+class Guide(NamedTuple):
+    """What pilot paths tell beforehand. Any finite values with s² > 0 and γ in [0, 1] are correct.
+
+    local_variance: s² of the target around one of its modes; how narrow the guided half of the
+    draws behind p̂ is, and the noise of the last step. spread: s² of all its mass. trust: γ, and
+    offset: c, at all times but the last.
+    """
+
+    local_variance: Float[Array, ""]
+    spread: Float[Array, ""]
+    trust: Float[Array, " steps"]
+    offset: Float[Array, " steps"]
 
 
 class Swarm(NamedTuple):
@@ -72,124 +90,120 @@ class Annealing(eqx.Module):
         """Energy calls of n particles that take num_steps steps, the last of them to p itself."""
         return n * (num_steps * self.num_samples + 1)
 
-    def run(
-        self,
-        key: PRNGKeyArray,
-        target: Target,
-        scores: Scores,
-        noise: Noise,
-        times: Float[Array, " levels"],
-        prior_variance: Float[Array, ""] | float,
-        local_variance: Float[Array, ""] | float,
-        trust: Float[Array, " steps"],
-        n: int,
-    ) -> Annealed:
-        """One island of n particles from N(0, prior_variance) at times[0] to p at times[-1] = 0.
+    def _estimates(self, key, path: "Path", v, local_variance, x, s) -> tuple[Array, Array]:
+        """log p̂_IS at n points, as many at a time as fit the cache, and how many were bad."""
+        target, narrow = path.target, posterior_variance(v, local_variance)
 
-        local_variance: of the target around one of its modes; how narrow the guided half of the
-        draws behind p̂ is, and the noise of the last step. Any positive value is correct.
-        trust: γ at all times but the last, of `trusted` (any value in [0, 1] is correct).
-        """
+        def one(point):
+            key, x, s = point
+            return log_smoothed(key, target, v, x, x + v * s, narrow, self.num_samples)
+
+        together = max(1, BLOCK // (self.num_samples * x[0].size))
+        return jax.lax.map(one, (jax.random.split(key, len(x)), x, s), batch_size=together)
+
+    def run(self, key: PRNGKeyArray, path: "Path", guide: Guide, n: int) -> Annealed:
+        """One island of n particles, from the prior to p."""
+        target, scores, times, variances = path.target, path.scores, path.times, path.variances
         space = target.space
-        variances = jax.vmap(noise.variance)(times)
         key_start, key_smooth, key_levels, key_last, key_order = jax.random.split(key, 5)
 
-        width = prior_variance - variances[0]  # s²: the target's own
-
-        def smoothed(key, v, share, x, s):
-            keys = jax.random.split(key, n)
-            spread = posterior_variance(v, local_variance)
-
-            def one(key, x, s):
-                found, wrong = log_smoothed(key, target, v, x, x + v * s, spread, self.num_samples)
-                rough = log_normal(space, x, v + width)
-                # 0·(-∞): no trust in an estimate of zero
-                mixed = jnp.where(share > 0, share * found, 0.0) + (1 - share) * rough
-                return mixed, wrong
-
-            return jax.vmap(one)(keys, x, s)
-
-        def moved(key, swarm: Swarm, v, v_next) -> tuple[Array, Array]:
-            """The next points, and log N(x; x', v - v') - log q(x' | x)."""
-            mean = swarm.x + (v - v_next) * swarm.score
-            spread = step_variance(v, v_next, local_variance)
-            z = normal(key, space, (n,))
-            x = mean + jnp.sqrt(spread) * z
-            back = jax.vmap(lambda d: log_normal(space, d, v - v_next))(swarm.x - x)
-            return x, back - jax.vmap(lambda z: log_normal(space, z, 1.0))(z) + (
-                0.5 * space.dof * jnp.log(spread)
-            )
+        def smoothed(key, v, trust, offset, x, s):
+            found, wrong = self._estimates(key, path, v, guide.local_variance, x, s)
+            rough = jax.vmap(lambda x: log_normal(space, x, v + guide.spread))(x) + offset
+            # 0·(-∞): no trust in an estimate of zero
+            mixed = jnp.where(trust > 0, trust * found, 0.0) + (1 - trust) * rough
+            return jnp.logaddexp(mixed, rough + FLOOR), jnp.sum(wrong)
 
         def level(carry, now):
             swarm, bad, count = carry
-            key, t, v, v_next, share = now
+            key, t, v, v_next, trust, offset = now
             key_move, key_estimate, key_choose = jax.random.split(key, 3)
-            x, ratio = moved(key_move, swarm, v, v_next)
+            x, ratio = _moved(key_move, space, swarm, v, v_next, guide.local_variance)
             s = scores(t, x)
-            log_p, wrong = smoothed(key_estimate, v_next, share, x, s)
-            weight = _updated(swarm, log_p + ratio)
-            swarm = Swarm(x, s, log_p, weight)
+            log_p, wrong = smoothed(key_estimate, v_next, trust, offset, x, s)
+            swarm = Swarm(x, s, log_p, _updated(swarm, log_p + ratio))
             swarm, chosen = resample(key_choose, swarm, self.resample_below)
-            return (swarm, bad + jnp.sum(wrong), count + chosen.astype(int)), None
+            return (swarm, bad + wrong, count + chosen.astype(int)), None
 
-        x = jnp.sqrt(prior_variance) * normal(key_start, space, (n,))
+        x = path.prior(key_start, n)
         s = scores(times[0], x)
-        log_p, wrong = smoothed(key_smooth, variances[0], trust[0], x, s)
-        weight = log_p - jax.vmap(lambda x: log_normal(space, x, prior_variance))(x)
-        start = Swarm(x, s, log_p, weight), jnp.sum(wrong), jnp.zeros((), int)
-        steps = len(times) - 2
-        keys = jax.random.split(key_levels, steps)
-        levels = (keys, times[1:-1], variances[:-2], variances[1:-1], trust[1:])
-        (swarm, bad, count), _ = jax.lax.scan(level, start, levels)
-        x, ratio = moved(key_last, swarm, variances[-2], variances[-1])
+        log_p, bad = smoothed(key_smooth, variances[0], guide.trust[0], guide.offset[0], x, s)
+        weight = log_p - jax.vmap(lambda x: log_normal(space, x, path.prior_variance))(x)
+        start = Swarm(x, s, log_p, weight), bad, jnp.zeros((), int)
+        keys = jax.random.split(key_levels, len(times) - 2)
+        levels = (times[1:-1], variances[:-2], variances[1:-1], guide.trust[1:], guide.offset[1:])
+        (swarm, bad, count), _ = jax.lax.scan(level, start, (keys, *levels))
+        x, ratio = _moved(key_last, space, swarm, *variances[-2:], guide.local_variance)
         exact = evaluate(target, x)
         weight = _updated(swarm, exact.log_density + ratio)
         order = jax.random.permutation(key_order, n)  # resampled copies stand side by side
         return Annealed(x[order], weight[order], count, bad + jnp.sum(exact.bad))
 
-    def trusted(
-        self,
-        key: PRNGKeyArray,
-        target: Target,
-        scores: Scores,
-        noise: Noise,
-        times: Float[Array, " levels"],
-        prior_variance: Float[Array, ""] | float,
-        local_variance: Float[Array, ""] | float,
-        n: int,
-    ) -> Float[Array, " steps"]:
-        """γ at all times but the last: how well two estimates agree along n pilot paths.
+    def survey(self, key: PRNGKeyArray, path: "Path", n: int) -> Guide:
+        """The guide, from n pilot paths: how narrow p is where they end, and how well two
+        estimates of p̂ agree on their way.
 
-        2·num_samples·n energy calls a level. The pilots are independent of the particles that
-        use γ, so the estimate of Z stays unbiased.
+        n·(1 + 2·num_samples·steps) energy calls. The pilots are independent of the particles that
+        use the guide, so the estimate of Z stays unbiased.
         """
-        space = target.space
-        variances = jax.vmap(noise.variance)(times)
+        space, variances = path.target.space, path.variances
 
-        def level(x, now):
+        def walk(x, now):
             key, t, v, v_next = now
-            key_move, *key_pair = jax.random.split(key, 3)
-            s = scores(t, x)
-            spread = posterior_variance(v, local_variance)
+            s = path.scores(t, x)
+            z = normal(key, space, (n,))
+            return x + (v - v_next) * s + jnp.sqrt(step_variance(v, v_next, 0.0)) * z, (x, s)
 
-            def estimate(key):
-                one = lambda k, x, s: log_smoothed(  # noqa: E731
-                    k, target, v, x, x + v * s, spread, self.num_samples
-                )[0]
-                return jax.vmap(one)(jax.random.split(key, n), x, s)
+        key_start, key_walk, key_levels = jax.random.split(key, 3)
+        keys = jax.random.split(key_walk, len(path.times) - 1)
+        steps = (keys, path.times[:-1], variances[:-1], variances[1:])
+        end, (xs, scores) = jax.lax.scan(walk, path.prior(key_start, n), steps)
+        spread = jnp.mean(jnp.sum((end - jnp.mean(end, axis=0, keepdims=True)) ** 2, 0)) / n
+        spread = spread * (end[0].size / space.dof)
+        narrow = local_variance(evaluate(path.target, end), space, spread)
 
-            difference = estimate(key_pair[0]) - estimate(key_pair[1])
-            sd = jnp.sqrt(jnp.mean(difference**2) / 2)
-            z = normal(key_move, space, (n,))
-            x = x + (v - v_next) * s + jnp.sqrt(step_variance(v, v_next, local_variance)) * z
+        def level(now):
+            key, v, x, s = now
+            first, second = (
+                self._estimates(key, path, v, narrow, x, s)[0] for key in jax.random.split(key)
+            )
+            sd = jnp.sqrt(jnp.mean((first - second) ** 2) / 2)
+            rough = jax.vmap(lambda x: log_normal(space, x, v + spread))(x)
+            offset = jnp.median(first - rough)
             # nan: an estimate of zero
-            return x, jnp.where(jnp.isfinite(sd), jnp.minimum(1.0, NOISE / sd), 0.0)
+            trust = jnp.where(jnp.isfinite(sd), jnp.minimum(1.0, NOISE / sd), 0.0)
+            return trust, jnp.where(jnp.isfinite(offset), offset, 0.0)
 
-        key_start, key_levels = jax.random.split(key)
-        x = jnp.sqrt(prior_variance) * normal(key_start, space, (n,))
-        keys = jax.random.split(key_levels, len(times) - 1)
-        _, trust = jax.lax.scan(level, x, (keys, times[:-1], variances[:-1], variances[1:]))
-        return trust
+        keys = jax.random.split(key_levels, len(path.times) - 1)
+        trust, offset = jax.lax.map(level, (keys, variances[:-1], xs, scores))
+        return Guide(narrow, spread, trust, offset)
+
+
+class Path(eqx.Module):
+    """What is annealed along: falling times to 0, a score of n points at each, a normal start."""
+
+    target: Target
+    scores: Scores
+    noise: Noise
+    times: Float[Array, " levels"]
+    prior_variance: Float[Array, ""] | float
+
+    @property
+    def variances(self) -> Float[Array, " levels"]:
+        return jax.vmap(self.noise.variance)(self.times)
+
+    def prior(self, key: PRNGKeyArray, n: int) -> Array:
+        return jnp.sqrt(self.prior_variance) * normal(key, self.target.space, (n,))
+
+
+def _moved(key, space: Space, swarm: Swarm, v, v_next, local_variance) -> tuple[Array, Array]:
+    """The next points, and log N(x; x', v - v') - log q(x' | x)."""
+    spread = step_variance(v, v_next, local_variance)
+    z = normal(key, space, (len(swarm.x),))
+    x = swarm.x + (v - v_next) * swarm.score + jnp.sqrt(spread) * z
+    back = jax.vmap(lambda d: log_normal(space, d, v - v_next))(swarm.x - x)
+    forth = jax.vmap(lambda z: log_normal(space, z, 1.0))(z) - 0.5 * space.dof * jnp.log(spread)
+    return x, back - forth
 
 
 def _updated(swarm: Swarm, gain: Array) -> Array:
@@ -245,8 +259,10 @@ def resample(key: PRNGKeyArray, swarm: Swarm, below: float) -> tuple[Swarm, Bool
     alive = jnp.isfinite(total)
     w = jnp.where(alive, jnp.exp(swarm.log_weight - jnp.where(alive, total, 0.0)), 1 / n)
     needed = alive & (1 / jnp.sum(w**2) < below * n)
-    places = (jnp.arange(n).astype(w.dtype) + jax.random.uniform(key)) / n
-    chosen = jnp.minimum(jnp.searchsorted(jnp.cumsum(w), places), n - 1)
+    sums = jnp.cumsum(w)
+    # up to their own last value, which rounding may leave below 1: nobody of weight 0 is chosen
+    places = sums[-1] * (jnp.arange(n).astype(w.dtype) + jax.random.uniform(key)) / n
+    chosen = jnp.minimum(jnp.searchsorted(sums, places), n - 1)
     chosen = jnp.where(needed, chosen, jnp.arange(n))
     picked = jax.tree.map(lambda a: a[chosen], swarm)
     even = jnp.full_like(w, total - jnp.log(float(n)))

@@ -8,14 +8,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from demx.devices import chunk_rows, map_chunks
-from demx.energy import evaluate
 from demx.flow import Flow, probability_flow
-from demx.methods.annealing import Annealed, Annealing
+from demx.methods.annealing import Annealed, Annealing, Path
 from demx.model import Pinned, Precondition, ScoreModel
 from demx.noise import Noise
 from demx.sde import Grid, Rule, reverse
 from demx.space import normal
-from demx.stiffness import local_variance
 from demx.types import Target
 
 PILOTS = 64  # paths that tell how narrow the modes are, and how far estimates can be trusted
@@ -88,34 +86,30 @@ class Diffusion(eqx.Module):
     def calls_per_sample(self) -> int:
         return 0 if self.pin is None else self.grid.num_steps
 
+    def path(self, model: ScoreModel) -> Path:
+        rows, score = model.rows_in_cache, self.score(model)
+
+        def scores(t, xs):
+            return jax.lax.map(lambda x: score(t, x), xs, batch_size=rows)
+
+        times = self.grid.times(self.noise)
+        return Path(self.target, scores, self.noise, times, self.prior_variance)
+
     def anneal(
         self, key: PRNGKeyArray, model: ScoreModel, smc: Annealing, islands: int, rows: int
     ) -> Annealed:
         """Independent islands of `rows` weighted particles, along the grid: (islands, rows, …)."""
-        key_pilots, key_trust, key_islands = jax.random.split(key, 3)
-        times, noise = self.grid.times(self.noise), self.noise
-        pilots = self.run(key_pilots, model, PILOTS, 1.0)
-        narrow = local_variance(evaluate(self.target, pilots).score, self.target.space)
-
-        def scores(model):
-            rows, score = model.rows_in_cache, self.score(model)
-            return lambda t, xs: jax.lax.map(lambda x: score(t, x), xs, batch_size=rows)
-
-        trust = smc.trusted(
-            key_trust, self.target, scores(model), noise, times, self.prior_variance, narrow, PILOTS
-        )
+        key_survey, key_islands = jax.random.split(key)
+        guide = smc.survey(key_survey, self.path(model), PILOTS)
 
         def island(tree, key):
-            model, trust, narrow = tree
-            return smc.run(
-                key, self.target, scores(model), noise, times, self.prior_variance, narrow, trust,
-                rows,
-            )  # fmt: skip
+            model, guide = tree
+            return smc.run(key, self.path(model), guide, rows)
 
-        return map_chunks(island, (model, trust, narrow), jax.random.split(key_islands, islands))
+        return map_chunks(island, (model, guide), jax.random.split(key_islands, islands))
 
     def anneal_calls(self, smc: Annealing, n: int) -> int:
         """Energy calls of `anneal` for n particles in all, pilots included."""
         steps = self.grid.num_steps
         pilots = PILOTS * (1 + 2 * steps * smc.num_samples)
-        return smc.calls(n, steps) + pilots + (n + 2 * PILOTS) * self.calls_per_sample
+        return smc.calls(n, steps) + pilots + (n + PILOTS) * self.calls_per_sample

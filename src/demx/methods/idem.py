@@ -158,8 +158,11 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
         x = made.x.reshape(islands * rows, *space.shape)
         calls = diffusion.anneal_calls(smc, islands * rows)
         weight = made.log_weight.ravel()
-        bad = int(jnp.sum(made.bad))
-        return Samples(x[:n], weight[:n], energy_calls=calls, bad=bad, island=number[:n])
+        lost = int(jnp.sum(~jnp.isfinite(weight[:n])))
+        return Samples(
+            x[:n], weight[:n], energy_calls=calls, bad=lost, island=number[:n],
+            bad_calls=int(jnp.sum(made.bad)),
+        )  # fmt: skip
 
     def log_prob(state: State, xs: Array) -> Array:
         return density(everywhere(state.average), xs)

@@ -197,12 +197,14 @@ class Tempering(eqx.Module):
 
         def body(chains, key):
             def once(i, carry):
-                chains, _ = carry
-                return self.transition(jax.random.fold_in(key, i), chains, ladder)
+                chains, total = carry
+                chains, moved = self.transition(jax.random.fold_in(key, i), chains, ladder)
+                return chains, jax.tree.map(jnp.add, total, moved)
 
             rungs = ladder.beta.shape[0]
             none = Moved(jnp.zeros(rungs), jnp.zeros(rungs - 1))
-            chains, moved = jax.lax.fori_loop(0, thin, once, (chains, none))
+            chains, total = jax.lax.fori_loop(0, thin, once, (chains, none))
+            moved = jax.tree.map(lambda a: a / jnp.maximum(thin, 1).astype(a.dtype), total)
             return chains, (moved, chains.position[:, 0], chains.log_density[:, 0])
 
         chains, (moved, u, value) = jax.lax.scan(body, chains, jax.random.split(key, keep))
