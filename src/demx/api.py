@@ -56,6 +56,8 @@ def fit(
         settings=settings,
     )  # fmt: skip
     limit = parse_budget(budget)
+    if not checkpoint_seconds > 0:
+        raise UserError(f"checkpoint_seconds: expected a positive number, got {checkpoint_seconds}")
     if warm_start is not None:
         warm_start, config["warm_start"] = check_warm_start(warm_start, built)
     made = configuration.build_method(method, built, config, warm_start)

@@ -22,6 +22,7 @@ from demx.evaluate.evaluation import (
     floors,
 )
 from demx.evaluate.reference import Reference
+from demx.evaluate.weights import ess
 from demx.resolve import named_target
 from demx.samples import Stored, fitting
 from demx.types import Target
@@ -36,6 +37,7 @@ class Density(NamedTuple):
     log_prob: Callable[[np.ndarray], np.ndarray] | None
     energy_calls: int
     name: str
+    island: np.ndarray | None = None  # groups of weights that depend on each other
 
 
 class Assessment(NamedTuple):
@@ -78,7 +80,7 @@ def assess_target(
             held_out = reference.test[: len(density.log_weight)]
             log_prob, energies = density.log_prob(held_out), batched_energies(target, held_out)
         log_z = getattr(target, "log_z", None)
-        more, notes = densities.judge(density.log_weight, log_prob, energies, log_z)
+        more, notes = densities.judge(density.log_weight, log_prob, energies, log_z, density.island)
         found = found._replace(metrics=found.metrics | more, notes=(*found.notes, *notes))
     if not mcmc_calls:
         return Assessment(found, density and density.name)
@@ -174,7 +176,7 @@ def assess(
     if likelihood == "flow":
         density = flow_density(built, stored.x, likelihood_n, seed)
     elif likelihood == "auto" and stored.log_weight is not None:
-        density = Density(stored.log_weight, None, 0, "the file")
+        density = Density(stored.log_weight, None, 0, "the file", stored.island)
     x = stored.x
     if stored.log_weight is not None:  # what they are samples of, they are with their weights
         x = x[equal_weights(stored.log_weight, len(x), seed)]
@@ -182,11 +184,20 @@ def assess(
     if found is None and (isinstance(target, str) or hasattr(built, "sample")):
         found = references.find(name, about, built)
     try:
-        return assess_target(
+        judged = assess_target(
             built, x, reference=found, n=n, density=density, mcmc_calls=mcmc_calls, seed=seed
         )
     except ValueError as error:
         raise UserError(str(error)) from error
+    if stored.log_weight is None:
+        return judged
+    worth = ess(stored.log_weight).value * len(x)
+    note = (
+        f"The samples were drawn by their weights, and are worth about {worth:.0f} independent "
+        f"ones; the floors are those of {len(x)}, a little too low."
+    )
+    noted = judged.samples._replace(notes=(*judged.samples.notes, note))
+    return judged._replace(samples=noted)
 
 
 def check_sizes(n: int, likelihood_n: int) -> None:

@@ -305,6 +305,9 @@ def main() -> None:
     except (UserError, Diverged) as error:
         print(f"demx: {error}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        sys.stderr.close()
+        sys.exit(0)
     except OSError as error:  # a full disk, a directory that cannot be written
         print(f"demx: {error}", file=sys.stderr)
         sys.exit(2)

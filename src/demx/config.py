@@ -197,7 +197,9 @@ def build_method(name: str, target: Target, sections: Config, warm_start=None) -
     factory, settings = network
     make = lambda key: registry.build("network", factory, settings, target.space, key)  # noqa: E731
     made = Parts(network=make, warm_start=warm_start, **parts)
-    return registry.build("grid", method, {}, target, made)
+    built = registry.build("grid", method, {}, target, made)
+    # what looking at the energy cost before anything was trained
+    return built._replace(calls_at_init=built.calls_at_init + sections.get("probe_calls", 0))
 
 
 def dumps(config: Config) -> str:

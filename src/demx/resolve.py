@@ -10,6 +10,7 @@ from jaxtyping import Array, ArrayLike
 
 from demx import config as configuration
 from demx.errors import UserError
+from demx.recipe import probe
 from demx.space import Euclidean, MeanFree, normal
 from demx.targets.function import FunctionTarget, check_energy
 from demx.types import Target
@@ -67,8 +68,12 @@ def resolve(
     about = settings.pop("target", {})
     name, built = named_target(target, about, dim=dim, particles=particles, scale=scale)
     preset = configuration.preset(method, name) if isinstance(target, str) else {}
-    sections = configuration.resolve_sections(built.space, [preset, settings], scale)
     head = {"target": name, "method": method, "seed": seed, "scale": scale}
+    if not preset and isinstance(built.space, Euclidean) and scale > 0:
+        seen = probe(built, scale)
+        head["probe_calls"] = seen.energy_calls
+        preset = {"estimator": {"kind": "mixed", "local_variance": seen.local_variance}}
+    sections = configuration.resolve_sections(built.space, [preset, settings], scale)
     if about:
         head["target_settings"] = about
     if not isinstance(target, str):

@@ -10,10 +10,11 @@ from demx.errors import UserError
 
 
 class Stored(NamedTuple):
-    """x: (n, *shape). log_weight: (n,) if the file has them."""
+    """x: (n, *shape). log_weight, island (see `demx.types.Samples`): (n,) if the file has them."""
 
     x: np.ndarray
     log_weight: np.ndarray | None = None
+    island: np.ndarray | None = None
 
 
 def read(path: Path) -> Stored:
@@ -27,7 +28,7 @@ def read(path: Path) -> Stored:
             data = np.load(file, allow_pickle=False)
             if isinstance(data, np.ndarray):
                 return Stored(data)
-            found = {name: data[name] for name in ("x", "log_weight") if name in data}
+            found = {name: data[name] for name in ("x", "log_weight", "island") if name in data}
             names = ", ".join(data)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(
@@ -77,4 +78,4 @@ def fitting(stored: Stored, shape: tuple[int, ...], path: Path | str) -> Stored:
         raise UserError(f"{path}: expected samples of shape (n, {wanted}), found {x.shape}")
     if stored.log_weight is not None and stored.log_weight.shape != (len(x),):
         raise UserError(f"{path}: expected {len(x)} weights, found {stored.log_weight.shape}")
-    return Stored(x.astype(np.float32), stored.log_weight)
+    return stored._replace(x=x.astype(np.float32))

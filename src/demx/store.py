@@ -167,7 +167,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _first_difference(a: Any, b: Any, path: str = "") -> str:
     if isinstance(a, dict) and isinstance(b, dict):
-        first = [key for key in ("target", "method", "seed") if key in a or key in b]
+        first = [key for key in ("target", "fingerprint", "method", "seed") if key in a or key in b]
         for key in [*first, *sorted({*a, *b})]:
             if a.get(key) != b.get(key):
                 return _first_difference(a.get(key), b.get(key), f"{path}.{key}".lstrip("."))

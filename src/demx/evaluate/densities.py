@@ -9,15 +9,20 @@ FEWEST = 100  # samples that a tail index or a bound can be read from
 TOLERATED = 0.05  # share of unfinished solves beyond which an estimate is not given
 
 
-def weight_metrics(log_weight: np.ndarray, log_z: float | None = None) -> dict[str, Metric]:
-    """What the importance weights p̃/q of n samples say; perfect: ESS 1, both bounds at log Z."""
+def weight_metrics(
+    log_weight: np.ndarray, log_z: float | None = None, island: np.ndarray | None = None
+) -> dict[str, Metric]:
+    """What the importance weights p̃/q of n samples say; perfect: ESS 1, both bounds at log Z.
+
+    island: as in `weights.log_z_is`.
+    """
     n = len(log_weight)
     known = {} if log_z is None else {"floor": log_z, "floor_standard_error": 0.0}
     return {
         "ess": Metric(*weights.ess(log_weight), 1.0, 0.0, n, two_sided=True),
         "psis_k": Metric(*weights.psis_k(log_weight), n=n),
         "log_z_lower": Metric(*weights.log_z_lower(log_weight), **known, n=n, two_sided=True),
-        "log_z_is": Metric(*weights.log_z_is(log_weight), **known, n=n, two_sided=True),
+        "log_z_is": Metric(*weights.log_z_is(log_weight, island), **known, n=n, two_sided=True),
     }
 
 
@@ -46,6 +51,7 @@ def judge(
     log_prob: np.ndarray | None,
     energies: np.ndarray | None,
     log_z: float | None,
+    island: np.ndarray | None = None,
 ) -> tuple[dict[str, Metric], list[str]]:
     """All that can be said, and notes on what cannot: nothing is dropped without a word."""
     found, notes = {}, []
@@ -55,7 +61,7 @@ def judge(
     if len(log_weight) - lost < FEWEST:
         notes.append(f"Fewer than {FEWEST} weights are left: nothing is said of them.")
     else:
-        found |= weight_metrics(log_weight, log_z)
+        found |= weight_metrics(log_weight, log_z, island)
     if log_prob is not None and energies is not None:
         good = np.isfinite(log_prob)
         lost = int((~good).sum())

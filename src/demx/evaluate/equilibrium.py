@@ -73,7 +73,7 @@ def observables(target: Target):
     return lambda x: jnp.concatenate([x.ravel()[:64], jnp.sum(x**2)[None]])
 
 
-def relax(target: Target, x: Array, num_steps: int, scale: float) -> Array:
+def relax(target: Target, x: Array, num_steps: int, scale: Array | float) -> Array:
     """Descent along the score with bounded steps: at most scale/20 a vector, little where flat.
 
     Takes away what no chain could recover from, such as particles on top of each other.
