@@ -189,7 +189,7 @@ def test_local_variance_of_a_normal(key):
     assert found == pytest.approx(0.09 / median, rel=4 * 1.25 * (2 / 36 / 2000) ** 0.5)
 
 
-def test_local_variance_of_a_flat_energy_is_the_spread():
+def test_local_variance_of_a_flat_energy_is_the_widest():
     space = TARGETS["lj13"].space
     flat = jnp.zeros((10, 13, 3))
     assert float(local_variance(evaluation(flat), space, 2.5)) == pytest.approx(2.5)

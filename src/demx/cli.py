@@ -92,7 +92,7 @@ def sample(
         run: a run directory.
         n: how many.
         output: npz file (default: samples.npz in the run directory); holds x, energy,
-            and with --weights log_weight and log_prob.
+            and log_weight, log_prob, island where they are known.
         seed: the same seed gives the same samples.
         weights: draw from the probability-flow ODE, with importance weights and densities.
         correct: mala and hmc move every sample near where it is; smc anneals weighted
@@ -102,6 +102,7 @@ def sample(
     import numpy as np
 
     from demx import api
+    from demx import samples as files
     from demx.evaluate.evaluation import batched_energies
 
     fitted = api.load(run)
@@ -112,17 +113,8 @@ def sample(
     samples = fitted.sample(
         n, seed=seed, weights=weights, correct=kind, correct_steps=correct_steps
     )
-    arrays = {"x": np.asarray(samples.x)}
-    arrays["energy"] = batched_energies(fitted.target, arrays["x"])
-    for name in ("log_weight", "log_prob", "island"):
-        value = getattr(samples, name)
-        if value is not None:
-            arrays[name] = np.asarray(value)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(path, **arrays)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error})") from error
+    energy = batched_energies(fitted.target, np.asarray(samples.x))
+    files.write(path, samples, energy)
     if samples.bad_calls:
         print(f"{samples.bad_calls:,} energies on the way were not finite")
     if samples.acceptance is not None:
@@ -134,7 +126,7 @@ def sample(
             f"{z.ess:.3g}, {z.bad} without a finite density"
         )
     calls = samples.energy_calls + n
-    bad = int((~np.isfinite(arrays["energy"])).sum())
+    bad = int((~np.isfinite(energy)).sum())
     print(f"{path}: {n} samples, {bad} with an energy that is not finite, {calls:,} energy calls")
 
 

@@ -13,7 +13,7 @@ from demx.devices import everywhere, home
 from demx.energy import evaluate
 from demx.errors import UserError
 from demx.methods.moves import Moves
-from demx.stiffness import local_variance
+from demx.stiffness import local_variance, spread
 from demx.types import Samples, Target
 
 LEAPFROG = {"mala": 1, "hmc": 8}
@@ -23,9 +23,8 @@ PROBE = 256  # samples whose slopes tell a first step size
 @eqx.filter_jit
 def _move(key: PRNGKeyArray, target: Target, x: Array, moves: Moves):
     space = target.space
-    spread = jnp.sum((x - jnp.mean(x, axis=0, keepdims=True)) ** 2) / (len(x) * space.dof)
-    tiny = jnp.finfo(x.dtype).tiny
-    narrow = local_variance(evaluate(target, x[:PROBE]), space, jnp.maximum(spread, tiny))
+    widest = jnp.maximum(spread(x, space), jnp.finfo(x.dtype).tiny)
+    narrow = local_variance(evaluate(target, x[:PROBE]), space, widest)
     # what keeps the acceptance in many dimensions (Beskos et al., 2013)
     step_size = jnp.sqrt(narrow) * space.dof**-0.25
     return moves(key, target, x, step_size)

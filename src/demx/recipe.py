@@ -15,7 +15,7 @@ from demx.energy import evaluate
 from demx.evaluate.equilibrium import relax
 from demx.methods.moves import Moves
 from demx.space import normal
-from demx.stiffness import local_variance
+from demx.stiffness import local_variance, spread
 from demx.types import Target
 
 POINTS, DESCENT = 64, 100
@@ -35,9 +35,8 @@ def _look(key: PRNGKeyArray, target: Target, scale: Array) -> Array:
     key_start, key_moves = jax.random.split(key)
     x = relax(target, scale * normal(key_start, space, (POINTS,)), DESCENT, scale)
     x = MOVES(key_moves, target, x, 0.02 * scale).points
-    spread = jnp.sum((x - jnp.mean(x, axis=0, keepdims=True)) ** 2) / (POINTS * space.dof)
-    found = evaluate(target, x)
-    return local_variance(found, space, jnp.maximum(spread, 1e-6 * scale**2))
+    widest = jnp.maximum(spread(x, space), 1e-6 * scale**2)
+    return local_variance(evaluate(target, x), space, widest)
 
 
 def probe(target: Target, scale: float) -> Probe:

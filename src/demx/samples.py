@@ -1,4 +1,4 @@
-"""Samples from files: npz, npy, and extxyz of one kind of cluster."""
+"""Samples in files: npz, npy, and extxyz of one kind of cluster."""
 
 import zipfile
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from demx.errors import UserError
+from demx.types import Samples
 
 
 class Stored(NamedTuple):
@@ -37,6 +38,19 @@ def read(path: Path) -> Stored:
     if "x" not in found:
         raise UserError(f"{path}: expected an array named 'x', found {names}")
     return Stored(**found)
+
+
+def write(path: Path, drawn: Samples, energy: np.ndarray) -> None:
+    """npz with x, energy, and what else is known of the samples; directories are made."""
+    arrays = {"x": np.asarray(drawn.x), "energy": energy}
+    for name in ("log_weight", "log_prob", "island"):
+        if getattr(drawn, name) is not None:
+            arrays[name] = np.asarray(getattr(drawn, name))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(path, **arrays)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error})") from error
 
 
 def _read_extxyz(path: Path) -> Stored:

@@ -7,15 +7,20 @@ from demx.energy import Evaluation
 from demx.space import Space
 
 
+def spread(x: Float[Array, "n ..."], space: Space) -> Float[Array, ""]:
+    """Σ|x_i - x̄|²/(n·dof): the variance of a degree of freedom over n points."""
+    return jnp.sum((x - jnp.mean(x, axis=0, keepdims=True)) ** 2) / (len(x) * space.dof)
+
+
 def local_variance(
-    found: Evaluation, space: Space, spread: Float[Array, ""] | float
+    found: Evaluation, space: Space, widest: Float[Array, ""] | float
 ) -> Float[Array, ""]:
-    """s² = dof / median |∇ log p|² at points that were evaluated, at most `spread`.
+    """s² = dof / median |∇ log p|² at points that were evaluated, at most `widest`.
 
     That of a normal with the same slopes. The median, because a few overlapping particles would
-    decide a mean; without the points outside the support; `spread` where the energy is flat.
+    decide a mean; without the points outside the support; `widest` where the energy is flat.
     """
     slopes = found.score.reshape(len(found.score), -1)
     squared = jnp.where(jnp.isfinite(found.log_density), jnp.sum(slopes**2, axis=1), jnp.nan)
     typical = jnp.nan_to_num(jnp.nanmedian(squared), nan=0.0)
-    return space.dof / jnp.maximum(typical, space.dof / spread)
+    return space.dof / jnp.maximum(typical, space.dof / widest)

@@ -27,7 +27,7 @@ from demx.energy import BLOCK, evaluate, evaluate_columns
 from demx.noise import Noise
 from demx.sde import posterior_variance, step_variance
 from demx.space import Space, log_normal, normal
-from demx.stiffness import local_variance
+from demx.stiffness import local_variance, spread
 from demx.types import Target
 
 Scores = Callable[[Array, Array], Array]  # of a time and n points
@@ -158,9 +158,8 @@ class Annealing(eqx.Module):
         keys = jax.random.split(key_walk, len(path.times) - 1)
         steps = (keys, path.times[:-1], variances[:-1], variances[1:])
         end, (xs, scores) = jax.lax.scan(walk, path.prior(key_start, n), steps)
-        spread = jnp.mean(jnp.sum((end - jnp.mean(end, axis=0, keepdims=True)) ** 2, 0)) / n
-        spread = spread * (end[0].size / space.dof)
-        narrow = local_variance(evaluate(path.target, end), space, spread)
+        wide = spread(end, space)
+        narrow = local_variance(evaluate(path.target, end), space, wide)
 
         def level(now):
             key, v, x, s = now
@@ -168,7 +167,7 @@ class Annealing(eqx.Module):
                 self._estimates(key, path, v, narrow, x, s)[0] for key in jax.random.split(key)
             )
             sd = jnp.sqrt(jnp.mean((first - second) ** 2) / 2)
-            rough = jax.vmap(lambda x: log_normal(space, x, v + spread))(x)
+            rough = jax.vmap(lambda x: log_normal(space, x, v + wide))(x)
             offset = jnp.median(first - rough)
             # nan: an estimate of zero
             trust = jnp.where(jnp.isfinite(sd), jnp.minimum(1.0, NOISE / sd), 0.0)
@@ -176,7 +175,7 @@ class Annealing(eqx.Module):
 
         keys = jax.random.split(key_levels, len(path.times) - 1)
         trust, offset = jax.lax.map(level, (keys, variances[:-1], xs, scores))
-        return Guide(narrow, spread, trust, offset)
+        return Guide(narrow, wide, trust, offset)
 
 
 class Path(eqx.Module):
@@ -198,11 +197,11 @@ class Path(eqx.Module):
 
 def _moved(key, space: Space, swarm: Swarm, v, v_next, local_variance) -> tuple[Array, Array]:
     """The next points, and log N(x; x', v - v') - log q(x' | x)."""
-    spread = step_variance(v, v_next, local_variance)
+    variance = step_variance(v, v_next, local_variance)
     z = normal(key, space, (len(swarm.x),))
-    x = swarm.x + (v - v_next) * swarm.score + jnp.sqrt(spread) * z
+    x = swarm.x + (v - v_next) * swarm.score + jnp.sqrt(variance) * z
     back = jax.vmap(lambda d: log_normal(space, d, v - v_next))(swarm.x - x)
-    forth = jax.vmap(lambda z: log_normal(space, z, 1.0))(z) - 0.5 * space.dof * jnp.log(spread)
+    forth = jax.vmap(lambda z: log_normal(space, z, 1.0))(z) - 0.5 * space.dof * jnp.log(variance)
     return x, back - forth
 
 
