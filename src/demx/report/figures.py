@@ -89,10 +89,11 @@ def _curve(name: str, calls: list[int], values: list[float], floor: float | None
         axis.plot(calls, values, "o-" if len(calls) < 50 else "-", ms=3, color=BLUE)
         if floor is not None:
             axis.axhline(floor, color=GREY, ls="--", lw=1)
-        if len(values) > 2:
-            # the first looks can be astronomically high
-            low, high = min(values), float(np.quantile(values, 0.9))
-            axis.set_ylim(low - 0.1 * (high - low) - 1e-6, high + 0.3 * (high - low) + 1e-6)
+        low, high = min(values), float(np.quantile(values, 0.9))
+        if max(values) - low > 10 * (high - low) > 0:
+            # the first looks can be astronomically high: they are left out, and it is said
+            axis.set_ylim(low - 0.1 * (high - low), high + 0.3 * (high - low))
+            axis.set_title(f"highest, not shown: {max(values):.3g}", fontsize="small", color=GREY)
         axis.xaxis.set_major_formatter(EngFormatter())
         axis.set(xlabel="energy calls", ylabel=name)
         return _svg(figure)
