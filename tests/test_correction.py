@@ -7,14 +7,13 @@ import pytest
 
 import demx
 from cases import TARGETS
-from demx.config import build_method
 from demx.correction import equal_weights, metropolis
 from demx.energy import Evaluation
 from demx.errors import UserError
 from demx.evaluate.weights import log_z_is
 from demx.methods.annealing import Annealing, Path, Swarm, log_smoothed, resample
 from demx.noise import Geometric
-from demx.resolve import named_target, resolve
+from demx.resolve import named_target
 from demx.samples import Stored
 from demx.sde import Grid, Posterior, reverse
 from demx.space import Euclidean, log_normal, normal
@@ -258,24 +257,6 @@ def test_corrected_samples_of_a_run(seed):
         fitted.sample(5, correct="hmc", correct_steps=0)
     found = fitted.evaluate(50, repeats=2, likelihood="none", correct="smc")
     assert found.metrics["w2"].value > 0
-
-
-def test_a_probe_finds_the_width_of_modes_and_is_counted():
-    """A normal of standard deviation 0.3, off the origin; without a preset it is mixed."""
-
-    def energy(x):
-        return jnp.sum((x - 1.0) ** 2) / (2 * 0.09)
-
-    built, full = resolve(energy, dim=3, scale=2.0, settings=SMALL)
-    assert full["estimator"]["kind"] == "mixed"
-    # 64 points: the median of χ²_3/3 has a relative error of about 0.1; two digits are kept
-    median = (1 - 2 / 27) ** 3
-    assert full["estimator"]["local_variance"] == pytest.approx(0.09 / median, rel=0.45)
-    assert full["probe_calls"] == 64 * (100 + 1 + 1 + 40 * 4)
-    made = build_method("idem", built, full)
-    assert made.calls_at_init == full["probe_calls"]
-    plain = {"estimator": {"kind": "log_sum_exp"}}
-    assert resolve(energy, dim=3, settings=SMALL | plain)[1]["estimator"]["kind"] == "log_sum_exp"
 
 
 def test_weighted_files_are_judged_with_their_weights(seed):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from demx.errors import Diverged, UserError
 from demx.store import Store
 from demx.train import Budget, Progress, parse_budget, train
 from demx.types import Info, Method, Samples
+from demx.watch import Stopping, Watch
 
 TINY = {
     "draws": {"num_samples": 8},
@@ -53,12 +55,15 @@ def counting(fail_at=None, calls=10):
 
 
 def test_energy_calls_bound_the_run():
-    _, progress, _ = train(counting(), seed=0, outer_steps=100, budget=Budget(energy_calls=55.0))
+    trained = train(counting(), seed=0, outer_steps=100, budget=Budget(energy_calls=55.0))
+    progress = trained.progress
+    assert trained.ended == "budget"
     assert progress.step == 5 and progress.energy_calls == 50
 
 
 def test_seconds_bound_the_run():
-    _, progress, _ = train(counting(), seed=0, outer_steps=10**9, budget=Budget(seconds=0.3))
+    budget = Budget(seconds=0.3)
+    progress = train(counting(), seed=0, outer_steps=10**9, budget=budget).progress
     assert 0.3 <= progress.seconds < 3
 
 
@@ -66,7 +71,7 @@ def test_divergence_keeps_the_last_good_state(tmp_path):
     store = Store(tmp_path / "run")
     with pytest.raises(Diverged, match=r"outer loop 4.*last good state \(loop 3\).*learning_rate"):
         train(counting(fail_at=4), seed=0, outer_steps=9, keeper=store)
-    state, header = store.load(jnp.zeros(()))
+    (state, _), header = store.load((jnp.zeros(()), jnp.zeros(())))
     assert float(state) == 3 and header["step"] == 3
 
 
@@ -189,10 +194,44 @@ def test_damaged_checkpoints_are_refused(tmp_path, damage):
 
 
 def test_progress_survives_a_round_trip(tmp_path):
-    store, progress = Store(tmp_path), Progress(3, 2**40, 5, 1.5)
-    store.save(jnp.ones(2), vars(progress))
+    watch = Watch((1.0, 2.0, 3.0), 2.0, 4, False)
+    store, progress = Store(tmp_path), Progress(3, 2**40, 5, 1.5, 2, watch)
+    store.save(jnp.ones(2), asdict(progress))
     _, header = store.load(jnp.zeros(2))
-    assert Progress(**header) == progress
+    assert Progress.of(header) == progress
+
+
+def watched(values, **options):
+    """A run of the counting method whose looks give these values."""
+
+    def look(key, state):
+        return {"validation": values[int(state) - 1]}, 0
+
+    return train(counting(), seed=0, outer_steps=len(values), evaluate=look, every=1, **options)
+
+
+def test_the_state_before_things_got_worse_is_kept():
+    trained = watched([8, 4, 2, 1, 1, 1, 9, 9, 9])
+    # the mean of three looks is 11/3 in step 7: clearly worse than the 1 of step 6
+    assert float(trained.kept) == trained.progress.kept == 6
+    assert float(trained.state) == 9 and trained.ended == "steps"
+
+
+def test_looks_that_only_scatter_keep_the_latest_state():
+    trained = watched([1.0, 1.1, 0.9, 1.0, 0.9, 1.1, 1.0, 1.1])
+    assert float(trained.kept) == 8
+
+
+def test_training_ends_when_looks_no_longer_fall(tmp_path):
+    values = [8, 4, 2] + [1] * 20
+    trained = watched(values, stopping=Stopping(patience=4))
+    # the mean of three is lowest, 1, from step 6 on
+    assert trained.ended == "converged" and trained.progress.step == 10
+    store = Store(tmp_path)
+    half = watched(values, stopping=Stopping(4), keeper=store, budget=Budget(energy_calls=75.0))
+    assert half.ended == "budget" and half.progress.step == 7
+    again = watched(values, stopping=Stopping(4), keeper=store)
+    assert again.progress.step == 10 and again.progress.watch == trained.progress.watch
 
 
 def test_a_refused_command_leaves_nothing_behind(tmp_path):
@@ -242,6 +281,7 @@ def test_a_run_without_any_usable_target_diverges():
         demx.fit(
             energy,
             dim=2,
+            scale=1.0,
             progress=False,
             settings=settings()
             | {"precondition": {"sigma_data": 1e4}, "noise": {"sigma_max": 1e5}},

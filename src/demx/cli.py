@@ -22,7 +22,8 @@ def fit(
     seed: int = 0,
     budget: str | None = None,
     directory: str | None = None,
-    scale: float = 1.0,
+    scale: float | None = None,
+    recipe: bool = False,
     set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
     warm_start: str | None = None,
     checkpoint_seconds: float = 15.0,
@@ -39,7 +40,8 @@ def fit(
         budget: stop when the run has trained this much in all, such as 90s, 10m, 2h or
             5e6calls; compilation counts, and an outer loop that has begun is finished.
         directory: where the run is kept (default: runs/TARGET-METHOD-seedSEED).
-        scale: rough width of the target's mass; used where no preset says better.
+        scale: rough width of the target's mass, where there is no preset (default: probed).
+        recipe: settings from a probe of the energy, also where there is a preset.
         set: change a setting, such as training.batch_size=64; may be given many times.
         warm_start: npz, npy or extxyz file of existing samples to fill the buffer with.
         checkpoint_seconds: how much work a kill may cost.
@@ -60,6 +62,7 @@ def fit(
         budget=budget,
         directory=directory,
         scale=scale,
+        recipe=recipe,
         settings=config.parse_set(set),
         warm_start=start,
         progress=not quiet,
@@ -71,7 +74,11 @@ def fit(
         f"{directory}: {p.step} of {total} outer loops, {p.energy_calls:,} energy calls, "
         f"{p.seconds:.0f} s of training"
     )
-    if fitted.interrupted:
+    if fitted.ended == "converged":
+        print(f"converged: no progress in {fitted.config['stopping']['patience']} looks")
+    if p.kept < p.step:
+        print(f"kept: the state of loop {p.kept}; later ones were clearly worse")
+    if fitted.ended == "interrupted":
         print("interrupted: the same command goes on from here", file=sys.stderr)
         sys.exit(130)
 

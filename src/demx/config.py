@@ -34,6 +34,7 @@ from demx.sde import RULES, Grid
 from demx.space import MeanFree, Space
 from demx.targets import TARGETS
 from demx.types import Method, Target
+from demx.watch import Stopping
 from demx.wrappers import WRAPPERS, Clipped
 
 KINDS: dict[str, Mapping[str, Any]] = {
@@ -63,6 +64,7 @@ SINGLE: dict[str, Callable] = {
     "grid": Grid,
     "training": Training,
     "evaluation": evaluation,
+    "stopping": Stopping,
 }
 OPTIONAL: dict[str, Callable] = {"clip": clip, "pin": Pin, "moves": Moves, "strays": Strays}
 Config = dict[str, Any]
@@ -74,15 +76,10 @@ def preset(method: str, target: str) -> Config:
     return tomllib.loads(file.read_text()) if file.is_file() else {}
 
 
-def generic(space: Space, scale: float) -> Config:
-    """A start for any target whose mass lies within a few `scale` of the origin."""
-    if not scale > 0:
-        raise UserError(f"scale: expected a positive number, got {scale}")
+def generic(space: Space) -> Config:
+    """What every target starts from, before its preset or recipe."""
     return {
-        "noise": {"kind": "geometric", "sigma_min": 0.02 * scale, "sigma_max": 4 * scale},
-        "precondition": {"kind": "denoiser", "sigma_data": scale},
         "network": {"kind": "lean" if isinstance(space, MeanFree) else "mlp"},
-        "grid": {"sigma_last": 0.01 * scale},
         # a standard normal vector of d components is longer than √d + 3 once in ten thousand
         "clip": {"max_sigmas": round(space.shape[-1] ** 0.5 + 3, 2)},
     }
@@ -96,6 +93,7 @@ COMMON: Config = {
     "training": {"prior_fraction": 0.05},
     "grid": {},
     "evaluation": {},
+    "stopping": {},
 }
 
 
@@ -135,9 +133,9 @@ def parse_set(assignments: list[str] | tuple[str, ...]) -> Config:
     return layer
 
 
-def resolve_sections(space: Space, layers: list[Config], scale: float) -> Config:
+def resolve_sections(space: Space, layers: list[Config]) -> Config:
     """Every section complete: generic start, then the layers; unknown names stop."""
-    raw = merge(COMMON, generic(space, scale), *layers)
+    raw = merge(COMMON, generic(space), *layers)
     known = {*KINDS, *SINGLE, *OPTIONAL}
     resolved: Config = {}
     for name in raw:
@@ -193,7 +191,8 @@ def build_method(name: str, target: Target, sections: Config, warm_start=None) -
         parts["estimator"] = WRAPPERS[name](parts["estimator"])
     if "clip" in parts:
         parts["estimator"] = registry.build("clip", Clipped, parts.pop("clip"), parts["estimator"])
-    parts.pop("evaluation")
+    for section in ("evaluation", "stopping"):
+        parts.pop(section)
     factory, settings = network
     make = lambda key: registry.build("network", factory, settings, target.space, key)  # noqa: E731
     made = Parts(network=make, warm_start=warm_start, **parts)

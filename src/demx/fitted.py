@@ -33,7 +33,8 @@ class LogZ(NamedTuple):
 class Fitted:
     """A trained sampler: `sample`, `log_prob`, `log_z`, `evaluate`.
 
-    config: the resolved configuration. progress: steps, seconds and energy calls spent.
+    config: the resolved configuration. progress: steps, seconds and energy calls spent. ended: why
+    training ended: 'steps', 'budget', 'converged' or 'interrupted'.
     """
 
     def __init__(
@@ -43,10 +44,10 @@ class Fitted:
         state: Any,
         config: dict,
         progress: Progress,
-        interrupted: bool = False,
+        ended: str = "steps",
     ):
         self.target, self.method, self.state = target, method, state
-        self.config, self.progress, self.interrupted = config, progress, interrupted
+        self.config, self.progress, self.ended = config, progress, ended
 
     def __repr__(self) -> str:
         p = self.progress

@@ -1,10 +1,13 @@
-"""A short probe of an energy that has no preset: how narrow is it where its mass may be?
+"""The recipe for an energy that has no preset: a short probe, and the settings that follow.
 
-The control variate of `estimator.Mixed` needs s², the variance around a mode. Points of a wide
-normal go downhill and then move by HMC for a while; the slopes where they end tell s².
+Points of a wide normal go downhill and then move by HMC for a while. Where they end tells two
+lengths: σ_d, how widely the mass is spread, and s, how narrow it is around one place
+(`demx.stiffness`). Started wider and wider, points show how far the mass reaches: until what
+comes back is clearly narrower than what was sent out.
 """
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -12,34 +15,113 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from demx.energy import evaluate
+from demx.errors import UserError
 from demx.evaluate.equilibrium import relax
 from demx.methods.moves import Moves
-from demx.space import normal
+from demx.space import MeanFree, Space, normal
 from demx.stiffness import local_variance, spread
 from demx.types import Target
 
 POINTS, DESCENT = 64, 100
 MOVES = Moves(num_steps=40, num_leapfrog=4)
+ROUNDS = 10  # of starts each up to twice as wide as the one before
+WIDER = 1.8  # a start this much wider than what came back has seen the whole
 
 
 class Probe(NamedTuple):
-    """What was found, to two digits, and what finding it cost."""
+    """s² and σ_d, to two digits, and what finding them cost."""
 
     local_variance: float
+    spread: float
     energy_calls: int
 
 
 @eqx.filter_jit
-def _look(key: PRNGKeyArray, target: Target, scale: Array) -> Array:
+def _look(key: PRNGKeyArray, target: Target, scale: Array) -> tuple[Array, Array]:
     space = target.space
     key_start, key_moves = jax.random.split(key)
     x = relax(target, scale * normal(key_start, space, (POINTS,)), DESCENT, scale)
     x = MOVES(key_moves, target, x, 0.02 * scale).points
-    widest = jnp.maximum(spread(x, space), 1e-6 * scale**2)
-    return local_variance(evaluate(target, x), space, widest)
+    found = evaluate(target, x)
+    # points outside the support have no slope to come back by: they say nothing
+    inside = jnp.isfinite(found.log_density).astype(x.dtype)
+    widest = jnp.maximum(spread(x, space, inside), 1e-6 * scale**2)
+    return local_variance(found, space, widest), jnp.sqrt(widest)
 
 
-def probe(target: Target, scale: float) -> Probe:
-    """The same target and scale give the same answer: a run that goes on must find it again."""
-    found = float(_look(jax.random.key(0), target, jnp.asarray(scale, float)))
-    return Probe(float(f"{found:.2g}"), POINTS * (DESCENT + 1) + MOVES.calls(POINTS))
+def probe(target: Target, scale: float | None = None) -> Probe:
+    """Look around with points spread like `scale`; None: find out how widely to spread them.
+
+    The same target and scale give the same answer: a run that goes on must find it again.
+    """
+    key, looks = jax.random.key(0), 0
+
+    def look(width: float) -> tuple[float, float]:
+        nonlocal looks
+        looks += 1
+        found = _look(jax.random.fold_in(key, looks), target, jnp.asarray(width, float))
+        return float(found[0]), float(found[1])
+
+    if scale is None:
+        width, reach = 0.5, 1.0
+        while looks < ROUNDS and width < WIDER * reach:
+            width = 2 * max(reach, width) if looks else 1.0
+            _, reach = look(width)
+        if not width >= WIDER * reach:
+            raise UserError(
+                f"scale: points sent out as far as {width:.3g} do not come back, so the width of "
+                "the mass could not be found; name a scale, and see that the energy grows outwards"
+            )
+        # from far away particles have hardly met: what is wanted is where they stay
+        variance, reach = look(reach)
+    else:
+        variance, reach = look(scale)
+        reach = max(reach, scale / 2)  # points that came together do not refute the user
+    calls = looks * (POINTS * (DESCENT + 1) + MOVES.calls(POINTS))
+    return Probe(_two_digits(variance), _two_digits(reach), calls)
+
+
+def _two_digits(value: float) -> float:
+    return float(f"{value:.2g}")
+
+
+def settings(space: Space, seen: Probe) -> dict[str, dict[str, Any]]:
+    """Sections of a configuration for mass spread over σ_d that is s wide at one place.
+
+    Noise reaches from 3.5 σ_d, where nothing but a normal is left to see, to a third of s; the
+    control variate knows s. For particles, whose importance weights collapse, x_0 is kept and the
+    buffer is moved towards p_0 by HMC, and K falls with the degrees of freedom.
+    """
+    narrow, wide = math.sqrt(seen.local_variance), seen.spread
+    narrow = min(narrow, wide)
+    sections = {
+        "noise": {
+            "kind": "geometric",
+            "sigma_min": _two_digits(narrow / 3),
+            "sigma_max": _two_digits(3.5 * wide),
+        },
+        "precondition": {"kind": "denoiser", "sigma_data": wide},
+        "grid": {"sigma_last": _two_digits(narrow / 10)},
+        "estimator": {"kind": "mixed", "local_variance": seen.local_variance},
+        "stopping": {"patience": 10},
+    }
+    if not isinstance(space, MeanFree):
+        # angles fine enough to tell one narrow place from the next
+        finest = min(max(2 * wide / narrow, 8.0), 50.0)
+        return sections | {"network": {"kind": "mlp", "scale": _two_digits(finest)}}
+    samples = 2 ** round(math.log2(min(max(2048 / space.dof, 32), 512)))
+    return sections | {
+        "estimator": sections["estimator"] | {"wrap": ["conditional"]},
+        "draws": {"num_samples": samples},
+        "buffer": {"kind": "ring", "capacity": 2048},
+        "moves": {"num_steps": 100, "num_leapfrog": 8},
+        "strays": {"local_sigma": _two_digits(2.5 * narrow)},
+        "network": {"kind": "lean"},
+        "training": {
+            "outer_steps": 2000,
+            "batch_size": 128,
+            "new_samples": 128,
+            "prior_fraction": 0.0,
+        },
+        "evaluation": {"every": 5, "n": 512},
+    }

@@ -11,6 +11,7 @@ from jaxtyping import Array, ArrayLike
 from demx import config as configuration
 from demx.errors import UserError
 from demx.recipe import probe
+from demx.recipe import settings as settings_for
 from demx.space import Euclidean, MeanFree, normal
 from demx.targets.function import FunctionTarget, check_energy
 from demx.types import Target
@@ -22,7 +23,7 @@ def named_target(
     *,
     dim: int | None = None,
     particles: tuple[int, int] | None = None,
-    scale: float = 1.0,
+    scale: float | None = None,
 ) -> tuple[str, Target]:
     """A name and a Target from a name, a Target, or an energy function and its space."""
     if not callable(target) and (dim is not None or particles is not None):
@@ -39,7 +40,7 @@ def named_target(
             )
         try:
             space = Euclidean(dim) if dim is not None else MeanFree(*particles)
-            check_energy(target, space, scale)
+            check_energy(target, space, scale or 1.0)
         except (TypeError, ValueError) as error:
             raise UserError(str(error)) from error
         return getattr(target, "__name__", "energy"), FunctionTarget(target, space)
@@ -53,10 +54,14 @@ def resolve(
     seed: int = 0,
     dim: int | None = None,
     particles: tuple[int, int] | None = None,
-    scale: float = 1.0,
+    scale: float | None = None,
+    recipe: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> tuple[Target, dict[str, Any]]:
-    """The target and the complete configuration that `fit` would use."""
+    """The target and the complete configuration that `fit` would use.
+
+    recipe: settings from a probe of the energy (`demx.recipe`) even where there is a preset.
+    """
     settings = dict(settings or {})
     for section, values in settings.items():
         left_out = values is None and section in configuration.OPTIONAL
@@ -67,17 +72,22 @@ def resolve(
             )
     about = settings.pop("target", {})
     name, built = named_target(target, about, dim=dim, particles=particles, scale=scale)
-    preset = configuration.preset(method, name) if isinstance(target, str) else {}
-    head = {"target": name, "method": method, "seed": seed, "scale": scale}
-    if not preset and isinstance(built.space, Euclidean) and scale > 0:
+    if scale is not None and not scale > 0:
+        raise UserError(f"scale: expected a positive number, got {scale}")
+    named = isinstance(target, str) and not recipe
+    preset = configuration.preset(method, name) if named else {}
+    head = {"target": name, "method": method, "seed": seed}
+    if scale is not None:
+        head["scale"] = scale
+    if not preset:
         seen = probe(built, scale)
         head["probe_calls"] = seen.energy_calls
-        preset = {"estimator": {"kind": "mixed", "local_variance": seen.local_variance}}
-    sections = configuration.resolve_sections(built.space, [preset, settings], scale)
+        preset = settings_for(built.space, seen)
+    sections = configuration.resolve_sections(built.space, [preset, settings])
     if about:
         head["target_settings"] = about
     if not isinstance(target, str):
-        head["fingerprint"] = _fingerprint(built, scale)
+        head["fingerprint"] = _fingerprint(built, scale or 1.0)
     return built, {**head, **sections}
 
 

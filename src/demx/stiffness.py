@@ -7,9 +7,15 @@ from demx.energy import Evaluation
 from demx.space import Space
 
 
-def spread(x: Float[Array, "n ..."], space: Space) -> Float[Array, ""]:
-    """Σ|x_i - x̄|²/(n·dof): the variance of a degree of freedom over n points."""
-    return jnp.sum((x - jnp.mean(x, axis=0, keepdims=True)) ** 2) / (len(x) * space.dof)
+def spread(
+    x: Float[Array, "n ..."], space: Space, weight: Float[Array, " n"] | None = None
+) -> Float[Array, ""]:
+    """Σ w_i |x_i - x̄|²/dof: the variance of a degree of freedom over n points, equally weighted
+    unless said otherwise."""
+    weight = jnp.ones(len(x), x.dtype) if weight is None else weight
+    share = (weight / jnp.sum(weight)).reshape((-1,) + (1,) * (x.ndim - 1))
+    centre = jnp.sum(share * x, axis=0, keepdims=True)
+    return jnp.sum(share * (x - centre) ** 2) / space.dof
 
 
 def local_variance(

@@ -6,23 +6,34 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 
 from demx.errors import Diverged, UserError
 from demx.types import Method
+from demx.watch import Stopping, Watch
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands. seconds: training time, evaluation not counted."""
+    """Where a run stands. seconds: training time, evaluation not counted. kept: the step of the
+    state to sample from."""
 
     step: int = 0
     energy_calls: int = 0
     evaluation_calls: int = 0
     seconds: float = 0.0
+    kept: int = 0
+    watch: Watch = field(default_factory=Watch)
+
+    @classmethod
+    def of(cls, header: dict[str, Any]) -> "Progress":
+        """From the header of a checkpoint."""
+        watch = header["watch"]
+        watch = Watch(**watch | {"recent": tuple(watch["recent"])})
+        return cls(**header | {"watch": watch})
 
 
 @dataclass(frozen=True)
@@ -59,7 +70,10 @@ def parse_budget(text: Any) -> Budget:
 
 @runtime_checkable
 class Keeper(Protocol):
-    """Where states and metrics are kept; `demx.store.Store` is one."""
+    """Where states and metrics are kept; `demx.store.Store` is one.
+
+    What is saved is a pair: the latest state and the one to sample from.
+    """
 
     def save(self, state: Any, header: dict[str, Any]) -> None: ...
     def load(self, like: Any) -> tuple[Any, dict[str, Any]] | None: ...
@@ -89,6 +103,16 @@ def stop_requested() -> Iterator[Callable[[], bool]]:
             signal.signal(s, handler)
 
 
+class Trained(NamedTuple):
+    """state: the latest. kept: the one to sample from (`demx.watch`). ended: why the run ended:
+    'steps', 'budget', 'converged' or 'interrupted'."""
+
+    state: Any
+    kept: Any
+    progress: Progress
+    ended: str
+
+
 def train(
     method: Method,
     *,
@@ -100,31 +124,40 @@ def train(
     every: int = 0,
     observe: Callable[[Progress, dict[str, Any]], None] = lambda progress, metrics: None,
     checkpoint_seconds: float = 15.0,
-) -> tuple[Any, Progress, bool]:
+    stopping: Stopping = Stopping(),  # noqa: B008
+) -> Trained:
     """Run `method.step` until the steps or the budget end; resume if the keeper has a checkpoint.
 
     All randomness is a function of (seed, step), so an interrupted run goes on exactly as if it had
-    not been. `evaluate(key, state)` gives metrics and the energy calls they cost. Returns the
-    state, the progress, and whether the run was interrupted.
+    not been. `evaluate(key, state)` gives metrics and the energy calls they cost; the metric
+    `validation`, if there is one, decides which state is kept and, with `stopping`, when to end.
     """
     key_init, key_step, key_evaluate = jax.random.split(jax.random.key(seed), 3)
     state, progress = method.init(key_init), Progress(energy_calls=method.calls_at_init)
-    found = keeper.load(state) if keeper else None
+    kept = state
+    found = keeper.load((state, kept)) if keeper else None
     if found:
-        state, header = found
-        progress = Progress(**header)
+        (state, kept), header = found
+        progress = Progress.of(header)
     if keeper:
         keeper.rewind(progress.step)
     saved = progress
 
     def save():
         if keeper and saved != progress:
-            keeper.save(state, vars(progress))
+            keeper.save((state, kept), asdict(progress))
+
+    def ended() -> str | None:
+        if progress.watch.converged(stopping):
+            return "converged"
+        if progress.step >= outer_steps:
+            return "steps"
+        if budget.spent(progress, method.calls_per_step):
+            return "budget"
+        return "interrupted" if stop() else None
 
     with stop_requested() as stop:
-        while not (
-            progress.step >= outer_steps or budget.spent(progress, method.calls_per_step) or stop()
-        ):
+        while (why := ended()) is None:
             started = time.perf_counter()
             new, info = method.step(jax.random.fold_in(key_step, progress.step), state)
             metrics = {k: v.item() for k, v in info._asdict().items() if v is not None}
@@ -149,6 +182,11 @@ def train(
                 values, calls = evaluate(jax.random.fold_in(key_evaluate, progress.step), state)
                 metrics["evaluation"] = values
                 progress = replace(progress, evaluation_calls=progress.evaluation_calls + calls)
+                if "validation" in values:
+                    watch = progress.watch.look(values["validation"])
+                    progress = replace(progress, watch=watch)
+            if progress.watch.good:
+                kept, progress = state, replace(progress, kept=progress.step)
             if keeper:
                 keeper.append(metrics, {"step": progress.step, "seconds": progress.seconds})
             observe(progress, metrics)
@@ -156,4 +194,4 @@ def train(
                 save()
                 saved = progress
         save()
-        return state, progress, stop()
+        return Trained(state, kept, progress, why)

@@ -1,0 +1,73 @@
+"""The recipe: a probe finds two lengths of an energy, and settings follow from them."""
+
+import jax.numpy as jnp
+import pytest
+
+from demx import config, resolve
+from demx.errors import UserError
+from demx.recipe import Probe, probe, settings
+from demx.resolve import named_target
+from demx.space import Euclidean, MeanFree
+
+ONE_LOOK = 64 * (100 + 1 + 1 + 40 * 4)  # descent, slopes, start of the moves, moves
+
+
+def normal(x):
+    """Standard deviation 0.3, off the origin."""
+    return jnp.sum((x - 1.0) ** 2) / (2 * 0.09)
+
+
+def test_a_probe_finds_the_width_of_modes_and_is_counted():
+    built, full = resolve.resolve(normal, dim=3, scale=2.0)
+    assert full["estimator"]["kind"] == "mixed"
+    # 64 points: the median of χ²_3/3 has a relative error of about 0.1; two digits are kept
+    median = (1 - 2 / 27) ** 3
+    assert full["estimator"]["local_variance"] == pytest.approx(0.09 / median, rel=0.45)
+    assert full["probe_calls"] == ONE_LOOK
+    made = config.build_method("idem", built, full)
+    assert made.calls_at_init == full["probe_calls"]
+    plain = {"estimator": {"kind": "log_sum_exp"}}
+    assert resolve.resolve(normal, dim=3, settings=plain)[1]["estimator"]["kind"] == "log_sum_exp"
+
+
+@pytest.mark.parametrize(
+    "name, spread, narrow",
+    # of the exact mixture; of the shipped reference sets
+    [("gmm40", 23.7, 1.31), ("dw4", 1.95, 0.237), ("lj13", 0.60, 0.077), ("lj55", 1.0, 0.05)],
+)
+def test_the_lengths_of_the_benchmarks_are_found_untold(name, spread, narrow):
+    """Within a factor of 1.5: what training forgives."""
+    found = probe(config.build_target(name, {}))
+    assert spread / 1.5 < found.spread < 1.5 * spread
+    assert narrow / 1.5 < found.local_variance**0.5 < 1.5 * narrow
+    assert found.energy_calls % ONE_LOOK == 0 and found.energy_calls <= 11 * ONE_LOOK
+
+
+def test_points_behind_a_wall_say_nothing():
+    """A uniform density in a ball of radius 2: standard deviation 1 of a coordinate in the plane."""
+    inside = lambda x: jnp.where(jnp.sum(x**2) < 4.0, 0.0, jnp.inf)  # noqa: E731
+    _, target = named_target(inside, {}, dim=2)
+    assert 0.5 < probe(target).spread < 1.5
+
+
+def test_an_energy_that_does_not_grow_outwards_is_refused():
+    _, flat = named_target(lambda x: 0.0 * jnp.sum(x), {}, dim=2)
+    with pytest.raises(UserError, match=r"do not come back.*name a scale"):
+        probe(flat)
+
+
+@pytest.mark.parametrize("space", [Euclidean(2), MeanFree(13, 3)], ids=str)
+def test_settings_scale_with_the_energy(space):
+    """All lengths in other units: the same numbers times the unit."""
+    one, ten = (settings(space, Probe(0.01 * u**2, 2.0 * u, 0)) for u in (1.0, 10.0))
+    assert ten["noise"]["sigma_max"] == pytest.approx(10 * one["noise"]["sigma_max"])
+    assert ten["noise"]["sigma_min"] == pytest.approx(10 * one["noise"]["sigma_min"])
+    assert ten["grid"]["sigma_last"] == pytest.approx(10 * one["grid"]["sigma_last"])
+    assert ten["network"] == one["network"]
+
+
+@pytest.mark.parametrize("name", ["gmm40", "dw4", "lj13", "lj55", "many_well"])
+def test_a_recipe_is_a_whole_configuration(name):
+    target, full = resolve.resolve(name, recipe=True)
+    assert full["probe_calls"] > 0 and full["stopping"]["patience"] > 0
+    assert config.build_method("idem", target, full).calls_at_init == full["probe_calls"]
