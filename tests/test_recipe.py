@@ -44,7 +44,7 @@ def test_the_lengths_of_the_benchmarks_are_found_untold(name, spread, narrow):
 
 
 def test_points_behind_a_wall_say_nothing():
-    """A uniform density in a ball of radius 2: standard deviation 1 of a coordinate in the plane."""
+    """A uniform density in a disc of radius 2: a coordinate has standard deviation 1."""
     inside = lambda x: jnp.where(jnp.sum(x**2) < 4.0, 0.0, jnp.inf)  # noqa: E731
     _, target = named_target(inside, {}, dim=2)
     assert 0.5 < probe(target).spread < 1.5

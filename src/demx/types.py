@@ -29,6 +29,13 @@ class Target(Protocol):
         ...
 
 
+class LogZ(NamedTuple):
+    """log ∫ exp(-E) and its standard error."""
+
+    value: float
+    standard_error: float
+
+
 class Samples(NamedTuple):
     """Draws of a sampler. What cannot be had is None, never 0 or nan.
 
@@ -36,7 +43,7 @@ class Samples(NamedTuple):
     log_prob: (n,) the sampler's own log-density. energy_calls: what drawing them cost. bad: how
     many have no finite density or energy; their log_weight is -∞. island: (n,) samples of one
     island depend on each other (annealed SMC). acceptance: of Metropolis moves. bad_calls: energies
-    on the way that were not finite.
+    on the way that were not finite. log_z: where a method knows it other than by the mean weight.
     """
 
     x: Float[Array, "n ..."]
@@ -47,33 +54,36 @@ class Samples(NamedTuple):
     island: Int[Array, " n"] | None = None
     acceptance: float | None = None
     bad_calls: int = 0
+    log_z: LogZ | None = None
 
 
 class Info(NamedTuple):
-    """What a person wants to see of a step; the next step does not need it.
+    """What a person wants to see of a step; the next step does not need it. None: has none.
 
-    loss: mean regression loss. gradient_norm: mean norm before clipping. ess: mean effective
-    share of the K importance weights. clipped: share of score vectors that were clipped.
-    bad: evaluations and new samples that were not finite. unusable: regression points left out
-    because their target was not finite. skipped: share of the updates that were not finite and so
-    not made. acceptance: of Metropolis moves on new points, if there were any. (The energy calls
-    of a step are known beforehand: `Method.calls_per_step`.)
+    loss: mean loss. gradient_norm: mean norm before clipping. ess: effective share of the
+    importance weights (of matching: of the K samples of an estimate). clipped: share of score
+    vectors that were clipped. bad: evaluations and new samples that were not finite. unusable:
+    regression points left out because their target was not finite. skipped: share of the updates
+    that were not finite and so not made. acceptance: of Metropolis moves. energy_calls: of this
+    step, where `Method.calls_per_step` is only their upper bound.
     """
 
-    loss: Float[Array, ""]
-    gradient_norm: Float[Array, ""]
-    ess: Float[Array, ""]
-    clipped: Float[Array, ""]
-    bad: Int[Array, ""]
-    unusable: Int[Array, ""]
-    skipped: Float[Array, ""]
+    loss: Float[Array, ""] | None = None
+    gradient_norm: Float[Array, ""] | None = None
+    ess: Float[Array, ""] | None = None
+    clipped: Float[Array, ""] | None = None
+    bad: Int[Array, ""] | None = None
+    unusable: Int[Array, ""] | None = None
+    skipped: Float[Array, ""] | None = None
     acceptance: Float[Array, ""] | None = None
+    energy_calls: Int[Array, ""] | None = None
 
 
 class Method(NamedTuple):
     """A sampler as pure functions on an explicit state.
 
-    `calls_per_step` and `calls_at_init` are exact numbers of energy calls. `log_prob` and
+    `outer_steps`: steps of a whole run. `calls_per_step` and `calls_at_init` are exact numbers of
+    energy calls (of a step an upper bound if its `Info` counts them). `log_prob` and
     `sample_weighted` exist for methods that know their own density; otherwise they are None.
     So does `anneal`, SMC along a learned path, for methods that have one.
     """
@@ -86,3 +96,4 @@ class Method(NamedTuple):
     log_prob: Callable[[Any, Array], Array] | None = None
     sample_weighted: Callable[[PRNGKeyArray, Any, int], Samples] | None = None
     anneal: Callable[[PRNGKeyArray, Any, int, Any], Samples] | None = None
+    outer_steps: int = 1
