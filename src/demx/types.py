@@ -29,13 +29,6 @@ class Target(Protocol):
         ...
 
 
-class LogZ(NamedTuple):
-    """log ∫ exp(-E) and its standard error."""
-
-    value: float
-    standard_error: float
-
-
 class Samples(NamedTuple):
     """Draws of a sampler. What cannot be had is None, never 0 or nan.
 
@@ -43,7 +36,8 @@ class Samples(NamedTuple):
     log_prob: (n,) the sampler's own log-density. energy_calls: what drawing them cost. bad: how
     many have no finite density or energy; their log_weight is -∞. island: (n,) samples of one
     island depend on each other (annealed SMC). acceptance: of Metropolis moves. bad_calls: energies
-    on the way that were not finite. log_z: where a method knows it other than by the mean weight.
+    on the way that were not finite. log_z: value and
+    standard error, where a method knows them other than by the mean weight.
     """
 
     x: Float[Array, "n ..."]
@@ -54,7 +48,7 @@ class Samples(NamedTuple):
     island: Int[Array, " n"] | None = None
     acceptance: float | None = None
     bad_calls: int = 0
-    log_z: LogZ | None = None
+    log_z: tuple[float, float] | None = None
 
 
 class Info(NamedTuple):
