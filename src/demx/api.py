@@ -61,7 +61,7 @@ def fit(
     made = configuration.build_method(method, built, config, warm_start)
     # everything a user can get wrong is refused before the directory is touched
     jax.eval_shape(made.init, jax.random.key(seed))
-    outer_steps = config["training"]["outer_steps"]
+    outer_steps = made.outer_steps
     every, n = config["evaluation"]["every"], config["evaluation"]["n"]
     fitted = Fitted(built, made, None, config, Progress())
     sets = fitted.reference()

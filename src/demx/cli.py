@@ -69,7 +69,7 @@ def fit(
         checkpoint_seconds=checkpoint_seconds,
     )
     p = fitted.progress
-    total = fitted.config["training"]["outer_steps"]
+    total = fitted.method.outer_steps
     print(
         f"{directory}: {p.step} of {total} outer loops, {p.energy_calls:,} energy calls, "
         f"{p.seconds:.0f} s of training"

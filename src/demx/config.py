@@ -21,7 +21,7 @@ from demx.buffer import BUFFERS
 from demx.draws import Draws
 from demx.errors import UserError
 from demx.estimator import ESTIMATORS
-from demx.methods import METHODS
+from demx.methods import METHODS, Entry
 from demx.methods.diffusion import Pin
 from demx.methods.idem import Parts
 from demx.methods.moves import Moves
@@ -70,10 +70,22 @@ OPTIONAL: dict[str, Callable] = {"clip": clip, "pin": Pin, "moves": Moves, "stra
 Config = dict[str, Any]
 
 
+def method_entry(name: str) -> Entry:
+    if name not in METHODS:
+        raise UserError(f"unknown method {name!r}; {registry.suggest(name, METHODS)}")
+    return METHODS[name]
+
+
 def preset(method: str, target: str) -> Config:
-    """The shipped preset of a method on a target, or an empty one."""
-    file = resources.files("demx.presets") / f"{method}-{target}.toml"
-    return tomllib.loads(file.read_text()) if file.is_file() else {}
+    """The shipped preset of a method on a target, or what all but matching share, or nothing."""
+    files = resources.files("demx.presets")
+    names = [f"{method}-{target}.toml"]
+    if not method_entry(method).matching:
+        names.append(f"any-{target}.toml")
+    for file in (files / name for name in names):
+        if file.is_file():
+            return tomllib.loads(file.read_text())
+    return {}
 
 
 def generic(space: Space) -> Config:
@@ -133,25 +145,37 @@ def parse_set(assignments: list[str] | tuple[str, ...]) -> Config:
     return layer
 
 
-def resolve_sections(space: Space, layers: list[Config]) -> Config:
+def resolve_sections(method: str, space: Space, layers: list[Config]) -> Config:
     """Every section complete: generic start, then the layers; unknown names stop."""
-    raw = merge(COMMON, generic(space), *layers)
-    known = {*KINDS, *SINGLE, *OPTIONAL}
-    resolved: Config = {}
-    for name in raw:
+    entry = method_entry(method)
+    kinds, single, optional = KINDS, SINGLE, OPTIONAL
+    if not entry.matching:
+        kinds = {"network": NETWORKS} if entry.network else {}
+        single = {"sampler": registry.load(entry.settings)} | {
+            name: SINGLE[name] for name in ("evaluation", "stopping")
+        }
+        optional = {}
+    known = {*kinds, *single, *optional}
+    given = merge(*layers)
+    for name in given:
         if name not in known:
-            raise UserError(f"unknown section {name!r}; {registry.suggest(name, known)}")
-    for name, entries in KINDS.items():
-        given = dict(raw[name])
-        kind = given.pop("kind")
+            raise UserError(
+                f"unknown section {name!r} of method {method}; {registry.suggest(name, known)}"
+            )
+    start = {k: v for k, v in merge(COMMON, generic(space)).items() if k in known}
+    raw = merge(start, given)
+    resolved: Config = {}
+    for name, entries in kinds.items():
+        chosen = dict(raw[name])
+        kind = chosen.pop("kind")
         if not isinstance(kind, str):
             raise UserError(f"{name}.kind: expected a name, got {kind!r}")
-        wrap = {"wrap": _wrappers(given.pop("wrap", []))} if name == "estimator" else {}
+        wrap = {"wrap": _wrappers(chosen.pop("wrap", []))} if name == "estimator" else {}
         factory = registry.find(name, kind, entries)
-        resolved[name] = {"kind": kind, **wrap, **registry.complete(name, factory, given)}
-    for name, factory in SINGLE.items():
-        resolved[name] = registry.complete(name, factory, raw[name])
-    for name, factory in OPTIONAL.items():
+        resolved[name] = {"kind": kind, **wrap, **registry.complete(name, factory, chosen)}
+    for name, factory in single.items():
+        resolved[name] = registry.complete(name, factory, raw.get(name, {}))
+    for name, factory in optional.items():
         if raw.get(name) is not None:
             resolved[name] = registry.complete(name, factory, raw[name])
     return resolved
@@ -173,17 +197,39 @@ def build_target(name: str, settings: Mapping[str, Any]) -> Target:
 
 def build_method(name: str, target: Target, sections: Config, warm_start=None) -> Method:
     """The parts of each section, then the method made of them."""
-    method = registry.find("method", name, METHODS)
-    parts = {}
+    entry = method_entry(name)
+    factory = registry.load(entry.factory)
+    for section in ("evaluation", "stopping"):  # not the method's, but to be refused before it runs
+        registry.build(section, SINGLE[section], sections[section])
+    if entry.matching:
+        parts = _parts(target, sections)._replace(warm_start=warm_start)
+        built = registry.build("grid", factory, {}, target, parts)
+    else:
+        if warm_start is not None:
+            raise UserError(f"warm start: method {name} has no buffer to put it in")
+        made = registry.build("sampler", registry.load(entry.settings), sections["sampler"])
+        given = (_network(target, sections),) if entry.network else ()
+        built = registry.build("sampler", factory, {}, target, made, *given)
+    # what looking at the energy cost before anything was trained
+    return built._replace(calls_at_init=built.calls_at_init + sections.get("probe_calls", 0))
+
+
+def _network(target: Target, sections: Config) -> Callable:
+    """A function of a key."""
+    settings = dict(sections["network"])
+    factory = registry.find("network", settings.pop("kind"), NETWORKS)
+    return lambda key: registry.build("network", factory, settings, target.space, key)
+
+
+def _parts(target: Target, sections: Config) -> Parts:
+    parts = {"network": _network(target, sections)}
     for section, factory in (SINGLE | OPTIONAL).items():
-        if section in sections:
+        if section in sections and section not in ("evaluation", "stopping"):
             parts[section] = registry.build(section, factory, sections[section])
     for section, entries in KINDS.items():
-        settings = {k: v for k, v in sections[section].items() if k not in ("kind", "wrap")}
-        factory = registry.find(section, sections[section]["kind"], entries)
-        if section == "network":
-            network = (factory, settings)
-        else:
+        if section != "network":
+            settings = {k: v for k, v in sections[section].items() if k not in ("kind", "wrap")}
+            factory = registry.find(section, sections[section]["kind"], entries)
             parts[section] = registry.build(section, factory, settings)
     if "richardson" in sections["estimator"]["wrap"] and parts["draws"].num_samples < 2:
         raise UserError("draws.num_samples: expected at least 2 with richardson, got 1")
@@ -191,14 +237,7 @@ def build_method(name: str, target: Target, sections: Config, warm_start=None) -
         parts["estimator"] = WRAPPERS[name](parts["estimator"])
     if "clip" in parts:
         parts["estimator"] = registry.build("clip", Clipped, parts.pop("clip"), parts["estimator"])
-    for section in ("evaluation", "stopping"):
-        parts.pop(section)
-    factory, settings = network
-    make = lambda key: registry.build("network", factory, settings, target.space, key)  # noqa: E731
-    made = Parts(network=make, warm_start=warm_start, **parts)
-    built = registry.build("grid", method, {}, target, made)
-    # what looking at the energy cost before anything was trained
-    return built._replace(calls_at_init=built.calls_at_init + sections.get("probe_calls", 0))
+    return Parts(**parts)
 
 
 def dumps(config: Config) -> str:

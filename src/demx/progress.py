@@ -64,14 +64,18 @@ class ProgressLine:
     def __call__(self, progress: Progress, metrics: dict[str, Any]) -> None:
         if self.first is None:
             self.first = progress
-        self.bad += metrics["bad"]
-        self.unusable += metrics["unusable"]
-        cells = {
-            "loop": f"{progress.step}/{self.outer_steps}",
-            "loss": f"{metrics['loss']:.4g}",
-            "clipped": f"{100 * metrics['clipped']:.1f}%",
-            "bad": str(self.bad),
-            "unusable": str(self.unusable),
+        self.bad += metrics.get("bad", 0)
+        self.unusable += metrics.get("unusable", 0)
+        shown = {
+            "loss": lambda v: f"{v:.4g}",
+            "acceptance": lambda v: f"{v:.2f}",
+            "clipped": lambda v: f"{100 * v:.1f}%",
+            "bad": lambda v: str(self.bad),
+            "unusable": lambda v: str(self.unusable),
+        }
+        cells = {"loop": f"{progress.step}/{self.outer_steps}"}
+        cells |= {name: say(metrics[name]) for name, say in shown.items() if name in metrics}
+        cells |= {
             "calls": short(progress.energy_calls),
             "loops/s": f"{self._rate(progress):.2f}",
             "time": _clock(progress.seconds),

@@ -70,6 +70,7 @@ def resolve(
                 f'settings: expected sections like {{"draws": {{"num_samples": 512}}}}, '
                 f"got {section!r}: {values!r}"
             )
+    configuration.method_entry(method)
     about = settings.pop("target", {})
     name, built = named_target(target, about, dim=dim, particles=particles, scale=scale)
     if scale is not None and not scale > 0:
@@ -82,8 +83,11 @@ def resolve(
     if not preset:
         seen = probe(built, scale)
         head["probe_calls"] = seen.energy_calls
-        preset = settings_for(built.space, seen)
-    sections = configuration.resolve_sections(built.space, [preset, settings])
+        matching = configuration.method_entry(method).matching
+        preset = (
+            settings_for(built.space, seen) if matching else {"sampler": {"scale": seen.spread}}
+        )
+    sections = configuration.resolve_sections(method, built.space, [preset, settings])
     if about:
         head["target_settings"] = about
     if not isinstance(target, str):

@@ -161,20 +161,23 @@ def train(
             started = time.perf_counter()
             new, info = method.step(jax.random.fold_in(key_step, progress.step), state)
             metrics = {k: v.item() for k, v in info._asdict().items() if v is not None}
-            if not math.isfinite(metrics["loss"]) or metrics["skipped"] > 0.5:
+            skipped = metrics.get("skipped", 0.0)
+            if not math.isfinite(metrics.get("loss", 0.0)) or skipped > 0.5:
                 save()
                 raise Diverged(
                     f"training diverged in outer loop {progress.step + 1}: "
-                    f"{100 * metrics['skipped']:.0f} % of the updates were not finite "
-                    f"({metrics['bad']} bad energies). The last good state (loop {progress.step}) "
-                    "is kept. Try a lower training.learning_rate, a clip (clip.max_norm=100), "
-                    "more samples (draws.num_samples) or a larger noise.sigma_min."
+                    f"{100 * skipped:.0f} % of the updates were not finite "
+                    f"({metrics.get('bad', 0)} bad energies). The last good state (loop "
+                    f"{progress.step}) is kept. Try a lower learning_rate, a clip of the score "
+                    "(clip.max_norm=100), more samples (draws.num_samples) or a larger "
+                    "noise.sigma_min."
                 )
             state = new
             progress = replace(
                 progress,
                 step=progress.step + 1,
-                energy_calls=progress.energy_calls + method.calls_per_step,
+                energy_calls=progress.energy_calls
+                + metrics.pop("energy_calls", method.calls_per_step),
                 seconds=progress.seconds + time.perf_counter() - started,
             )
             metrics = {"step": progress.step, "energy_calls": progress.energy_calls, **metrics}

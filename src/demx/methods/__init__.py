@@ -1,6 +1,50 @@
-"""Methods by name: a factory (target, parts) -> Method."""
+"""Methods by name: their factory, what configures them, and what is true of them.
+
+The costs are those of the paper's tables of methods (tables 1 and 6), for a path of L steps in d
+dimensions; of classical methods, for chains, rungs or live points in the place of L.
+"""
+
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    """factory: (target, parts) -> Method. settings: the class of its `sampler` section; None: it
+    is made of the sections of the matching engine. network: it has one.
+
+    gradient: needs ∇E. trains: has something to learn or tune before it samples. weights, log_z,
+    log_prob: gives them. mcmc_free: no Markov chain that leaves p invariant. off_policy: learns
+    from points of anywhere: 'yes', 'partly', 'no', or '-' without learning. Then time of a
+    gradient and of a proposal while training, memory, and time of a sample.
+    """
+
+    factory: str
+    settings: str | None = None
+    network: bool = False
+    gradient: bool = True
+    trains: bool = True
+    weights: bool = False
+    log_z: bool = False
+    log_prob: bool = False
+    mcmc_free: bool = False
+    off_policy: str = "-"
+    gradient_time: str = "-"
+    proposal_time: str = "-"
+    memory: str = "O(d)"
+    sampling_time: str = "O(L d)"
+
+    @property
+    def matching(self) -> bool:
+        return self.settings is None
+
+
+def _matching(name: str, off_policy: str, proposal_time: str) -> Entry:
+    return Entry(
+        f"demx.methods.idem:{name}", network=True, weights=True, log_z=True, log_prob=True,
+        mcmc_free=True, off_policy=off_policy, gradient_time="O(1)", proposal_time=proposal_time,
+    )  # fmt: skip
+
 
 METHODS = {
-    "idem": "demx.methods.idem:idem",
-    "pdem": "demx.methods.idem:pdem",
+    "idem": _matching("idem", "partly", "O(L)"),
+    "pdem": _matching("pdem", "yes", "O(1)"),
 }

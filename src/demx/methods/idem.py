@@ -171,7 +171,10 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
     if parts.warm_start is not None and engine.buffer.needs_energy:
         at_init = len(parts.warm_start)
     parts.grid.check(parts.noise)
-    made = Method(init, step, sample, engine.calls_per_step, at_init, anneal=anneal)
+    made = Method(
+        init, step, sample, engine.calls_per_step, at_init, anneal=anneal,
+        outer_steps=parts.training.outer_steps,
+    )  # fmt: skip
     if diffusion.pin is not None:
         # every stage of the solver would call the energy, uncounted: no density with a pin
         return made

@@ -103,7 +103,12 @@ def training_curves(history: list[dict[str, Any]], floor: float | None) -> str:
     """Loss, and what the periodic looks saw, against energy calls: a row of figures."""
     looks = [line for line in history if "evaluation" in line]
     names = list(dict.fromkeys(name for line in looks for name in line["evaluation"]))
-    curves = [("loss", [(line["energy_calls"], line["loss"]) for line in history])]
+    curves = []
+    for name in ("loss", "ess", "acceptance"):
+        points = [(line["energy_calls"], line[name]) for line in history if name in line]
+        # of a trained method its loss says it; a look at chains is what they have instead
+        if points and not (curves and name != "loss"):
+            curves.append((name, points))
     for name in names:
         seen = [line for line in looks if name in line["evaluation"]]
         curves.append((name, [(s["energy_calls"], s["evaluation"][name]) for s in seen]))

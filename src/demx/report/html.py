@@ -135,7 +135,7 @@ def _definitions(found: Assessment) -> str:
 def _costs(fitted: api.Fitted, found: Assessment) -> str:
     p = fitted.progress
     return (
-        f"{p.step} of {fitted.config['training']['outer_steps']} outer loops in "
+        f"{p.step} of {fitted.method.outer_steps} outer loops in "
         f"{p.seconds:.0f} s. Energy calls: {p.energy_calls:,} for "
         f"training, {p.evaluation_calls:,} for watching it, "
         f"{found.samples.energy_calls:,} for the metrics."

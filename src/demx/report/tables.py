@@ -61,7 +61,7 @@ class About(NamedTuple):
 
     @classmethod
     def of_run(cls, fitted: Fitted) -> "About":
-        p, total = fitted.progress, fitted.config["training"]["outer_steps"]
+        p, total = fitted.progress, fitted.method.outer_steps
         return cls(
             fitted.config["target"],
             fitted.config["method"],
@@ -172,16 +172,15 @@ def show_reference(name: str, made: Reference, path: Path | None) -> None:
 
 def show_registries() -> None:
     console = Console()
-    for title, entries in (("Targets", TARGETS), ("Methods", METHODS)):
-        table = Table(title=title, title_justify="left", show_header=False, box=None)
-        for name, entry in entries.items():
-            factory = registry.load(entry)
-            doc = (inspect.getdoc(factory) or "").splitlines()[0]
-            settings = _settings(factory) if entries is TARGETS else ""
-            more = f"\n[dim]target: {escape(settings)}[/dim]" if settings else ""
-            table.add_row(f"[bold]{name}[/bold]", escape(doc) + more)
-        console.print(table)
-        console.print()
+    table = Table(title="Targets", title_justify="left", show_header=False, box=None)
+    for name, entry in TARGETS.items():
+        factory = registry.load(entry)
+        settings = _settings(factory)
+        more = f"\n[dim]target: {escape(settings)}[/dim]" if settings else ""
+        table.add_row(f"[bold]{name}[/bold]", escape(_first_line(factory)) + more)
+    console.print(table)
+    console.print()
+    _show_methods(console)
     console.print("Settings, changed by --set section.name=value; --set section.kind=KIND chooses")
     console.print(
         "a kind; --set 'estimator.wrap=[\"conditional\"]' wraps (conditional, richardson);"
@@ -197,6 +196,39 @@ def show_registries() -> None:
     for section, factory in (config.SINGLE | config.OPTIONAL).items():
         table.add_row(section, "", _settings(factory))
     console.print(table)
+
+
+def _show_methods(console: Console) -> None:
+    """What each method is, then what is true of it: the paper's tables of methods, as a table."""
+    table = Table(title="Methods", title_justify="left", show_header=False, box=None)
+    for name, entry in METHODS.items():
+        more = ""
+        if entry.settings is not None:
+            settings = escape(_settings(registry.load(entry.settings)))
+            more = f"\n[dim]sampler: {settings}[/dim]"
+        about = escape(_first_line(registry.load(entry.factory))) + more
+        table.add_row(f"[bold]{name}[/bold]", about)
+    console.print(table)
+    console.print()
+    table = Table(box=None)
+    columns = {
+        "gradient": "∇E", "trains": "tunes", "weights": "weights", "log_z": "log Z",
+        "log_prob": "log q", "mcmc_free": "no MCMC", "off_policy": "off-policy",
+        "gradient_time": "gradient", "proposal_time": "proposal", "memory": "memory",
+        "sampling_time": "sampling",
+    }  # fmt: skip
+    for column in ("", *columns.values()):
+        table.add_column(column)
+    for name, entry in METHODS.items():
+        values = (getattr(entry, column) for column in columns)
+        cells = [{True: "yes", False: "no"}.get(v, v) for v in values]
+        table.add_row(f"[bold]{name}[/bold]", *cells)
+    console.print(table)
+    console.print("Orders of time and memory are those of the paper's tables 1 and 6.\n")
+
+
+def _first_line(factory) -> str:
+    return (inspect.getdoc(factory) or "").splitlines()[0]
 
 
 def _settings(factory) -> str:
