@@ -21,11 +21,11 @@ from demx.types import Method, Samples, Target
 
 
 class LogZ(NamedTuple):
-    """log ∫ exp(-E) by importance sampling, its error, and the effective share of the weights."""
+    """log ∫ exp(-E), its error, and the effective share of the weights (None: not by weights)."""
 
     value: float
     standard_error: float
-    ess: float
+    ess: float | None
     n: int
     bad: int  # samples without a finite density or energy: their weight is 0
 
@@ -86,7 +86,9 @@ class Fitted:
             if self.method.anneal is None:
                 raise UserError("correct: this method has no learned path for 'smc'")
             return self.method.anneal(key, self.state, n, Annealing())
-        draw = self.method.sample_weighted if weights else self.method.sample
+        draw = self.method.sample
+        if weights and not self.method.weighted:
+            draw = self.method.sample_weighted
         if draw is None:
             raise UserError(NO_DENSITY)
         drawn = draw(key, self.state, n)
@@ -105,8 +107,12 @@ class Fitted:
         return self.method.log_prob(self.state, x)
 
     def log_z(self, n: int = 1000, *, seed: int = 0) -> LogZ:
-        """log Z ≈ log mean exp(-E(x_i))/q(x_i), x_i ~ q."""
-        return log_z(self.sample(n, seed=seed, weights=True))
+        """log Z ≈ log mean exp(-E(x_i))/q(x_i), x_i ~ q; or what else the method knows it by."""
+        weights = self.method.sample_weighted is not None
+        drawn = self.sample(n, seed=seed, weights=weights)
+        if drawn.log_weight is None and drawn.log_z is None:
+            raise UserError(NO_DENSITY)
+        return log_z(drawn)
 
     def evaluate(
         self,
@@ -133,8 +139,10 @@ class Fitted:
         drawn = self._blocks(_key(seed, "evaluate"), n, repeats, correct, correct_steps)
         space = self.target.space
         if likelihood == "auto":
-            known = self.method.sample_weighted is not None
-            likelihood = "native" if known and space.dof <= 16 else "none"
+            known = self.method.weighted or self.method.sample_weighted is not None
+            # a density by a flow takes hours in many dimensions; weights alone are there anyway
+            cheap = space.dof <= 16 or self.method.log_prob is None
+            likelihood = "native" if known and cheap else "none"
         density = None
         if likelihood == "native":
             density = self._density(likelihood_n, seed)
@@ -155,7 +163,7 @@ class Fitted:
 
     def _blocks(self, key, n: int, repeats: int, correct: str | None, steps: int) -> Samples:
         """n·repeats samples without weights, in independent blocks of n."""
-        if correct != "smc":
+        if correct != "smc" and not self.method.weighted:
             return self._draw(key, n * repeats, False, correct, steps)
         parts = []
         for i in range(repeats):  # particles of one swarm are not independent
@@ -167,11 +175,14 @@ class Fitted:
 
     def _density(self, n: int, seed: int) -> Density:
         weighted = self.sample(n, seed=seed, weights=True)
+        island = None if weighted.island is None else np.asarray(weighted.island)
+        known = self.method.log_prob is not None
         return Density(
             np.asarray(weighted.log_weight),
-            lambda x: np.asarray(self.log_prob(x)),
+            (lambda x: np.asarray(self.log_prob(x))) if known else None,
             weighted.energy_calls,
-            "the sampler's probability flow",
+            "the sampler's own density" if known else "the sampler's weights",
+            island,
         )
 
     def reference(self) -> Reference | None:
@@ -186,6 +197,8 @@ class Fitted:
 def log_z(drawn: Samples) -> LogZ:
     """log Z ≈ log mean w with its error and effective share, from weighted samples."""
     n = len(drawn.x)
+    if drawn.log_z is not None:
+        return LogZ(*drawn.log_z, None, n, drawn.bad)
     if drawn.bad > 0.05 * n:
         raise UserError(
             f"log_z: {drawn.bad} of {n} samples have no finite density or energy, so the "
@@ -203,7 +216,7 @@ def log_z(drawn: Samples) -> LogZ:
         raise UserError(f"log_z: {error}") from error
 
 
-NO_DENSITY = "this sampler does not know its own density (a method without one, or a pinned score)"
+NO_DENSITY = "this sampler has no density and no weights (chains, or a pinned score)"
 # far from the small numbers that training folds into the same seed: the streams never meet
 _DOMAINS = {"sample": 0x5A5A5A5A, "evaluate": 0x3C3C3C3C, "correct": 0x66666666}
 

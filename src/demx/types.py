@@ -79,7 +79,8 @@ class Method(NamedTuple):
     `outer_steps`: steps of a whole run. `calls_per_step` and `calls_at_init` are exact numbers of
     energy calls (of a step an upper bound if its `Info` counts them). `log_prob` and
     `sample_weighted` exist for methods that know their own density; otherwise they are None.
-    So does `anneal`, SMC along a learned path, for methods that have one.
+    So does `anneal`, SMC along a learned path, for methods that have one. `weighted`: what `sample`
+    gives follows p only with its weights.
     """
 
     init: Callable[[PRNGKeyArray], Any]
@@ -91,3 +92,4 @@ class Method(NamedTuple):
     sample_weighted: Callable[[PRNGKeyArray, Any, int], Samples] | None = None
     anneal: Callable[[PRNGKeyArray, Any, int, Any], Samples] | None = None
     outer_steps: int = 1
+    weighted: bool = False

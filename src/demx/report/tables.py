@@ -210,21 +210,29 @@ def _show_methods(console: Console) -> None:
         table.add_row(f"[bold]{name}[/bold]", about)
     console.print(table)
     console.print()
-    table = Table(box=None)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     columns = {
-        "gradient": "∇E", "trains": "tunes", "weights": "weights", "log_z": "log Z",
-        "log_prob": "log q", "mcmc_free": "no MCMC", "off_policy": "off-policy",
-        "gradient_time": "gradient", "proposal_time": "proposal", "memory": "memory",
-        "sampling_time": "sampling",
+        "gradient": "∇E", "trains": "tunes", "weights": "gives\nw", "log_z": "\nlog Z",
+        "log_prob": "\nlog q", "mcmc_free": "no\nMCMC", "off_policy": "off-\npolicy",
+        "gradient_time": "time:\ngrad.", "proposal_time": "\nprop.", "sampling_time": "\nsample",
+        "memory": "memory",
     }  # fmt: skip
     for column in ("", *columns.values()):
         table.add_column(column)
     for name, entry in METHODS.items():
         values = (getattr(entry, column) for column in columns)
-        cells = [{True: "yes", False: "no"}.get(v, v) for v in values]
+        cells = [{True: "yes", False: "-"}.get(v, v) for v in values]
         table.add_row(f"[bold]{name}[/bold]", *cells)
     console.print(table)
-    console.print("Orders of time and memory are those of the paper's tables 1 and 6.\n")
+    console.print(
+        "∇E: needs it. tunes: learns or adapts before it samples. w: gives weights, log Z,"
+    )
+    console.print(
+        "its density log q. no MCMC: no chain that leaves p invariant. Orders of time and"
+    )
+    console.print(
+        "memory as in the paper's tables 1 and 6, for paths of L steps in d dimensions.\n"
+    )
 
 
 def _first_line(factory) -> str:

@@ -1,0 +1,1 @@
+"""The subcommands of `demx`: functions whose signatures and docstrings are the help."""

@@ -1,0 +1,175 @@
+"""Commands that say how good samples are: evaluate, compare, reference."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from demx.errors import UserError
+
+Target = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
+
+
+def evaluate(
+    what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|FILE")],
+    /,
+    target: str | None = None,
+    n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1000,
+    repeats: int = 10,
+    seed: int = 1,
+    likelihood: Literal["auto", "native", "flow", "none"] = "auto",
+    likelihood_n: int = 1000,
+    mcmc: bool = False,
+    mcmc_calls: str = "2e7",
+    reference: str | None = None,
+    correct: Literal["none", "mala", "hmc", "smc"] = "none",
+    correct_steps: int = 300,
+    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
+    json: bool = False,
+) -> None:
+    """Say how good samples are: every metric beside its floor, and a verdict in words.
+
+    Of a run directory, fresh samples are drawn; of a file (npz, npy, extxyz), all its
+    samples are taken. The floor is what perfect samples get: the same metric between two
+    independent reference sets.
+
+    Args:
+        what: a run directory, or a file of samples.
+        target: whose samples a file holds: a name from `demx list`.
+        n: size of one block of samples.
+        repeats: blocks drawn from a run; standard errors come from their spread.
+        seed: of the samples.
+        likelihood: densities for NLL, ESS, log Z and k̂: the sampler's own (native), an OT-CFM
+            flow trained on the samples as in the paper (flow), or none; auto is native for runs
+            of up to 16 dimensions.
+        likelihood_n: how many samples the densities are evaluated at.
+        mcmc: add a row of what tuned parallel tempering gets for the same energy calls.
+        mcmc_calls: at most so many calls for that row (of a file: so many).
+        reference: a file made by `demx reference -o`, instead of the one demx would find.
+        correct: correct the samples of a run before they are judged, as in `demx sample`.
+        correct_steps: gradient steps of mala or hmc for each sample.
+        set: a setting of the target of a file, such as target.num_particles=7.
+        json: print JSON instead of a table.
+    """
+    from demx import api, assessment, samples
+    from demx.report import tables
+    from demx.train import parse_budget
+
+    if n < 10 or repeats < 1:
+        raise UserError(
+            f"expected -n of at least 10 and --repeats of at least 1, got {n} and {repeats}"
+        )
+    calls = int(parse_budget(f"{mcmc_calls}calls").energy_calls) if mcmc else 0
+    ruler = None if reference is None else Path(reference)
+    if Path(what).is_dir() or not Path(what).suffix:
+        if target is not None or set:
+            raise UserError("--target, --set: only for a file; a run knows its target")
+        fitted = api.load(what)
+        spent = fitted.progress.energy_calls
+        found = fitted.evaluate(
+            n, repeats=repeats, seed=seed, likelihood=likelihood, likelihood_n=likelihood_n,
+            mcmc_calls=min(calls, spent), reference=ruler,
+            correct=None if correct == "none" else correct, correct_steps=correct_steps,
+        )  # fmt: skip
+        about = tables.About.of_run(fitted)
+    else:
+        if correct != "none":
+            raise UserError("--correct: only for a run")
+        if target is None:
+            raise UserError(f"{what}: name the target of these samples with --target")
+        found = assessment.assess(
+            target, samples.read(Path(what)), n=n, seed=seed, likelihood=likelihood,
+            likelihood_n=likelihood_n, mcmc_calls=calls, reference=ruler, settings=set,
+        )  # fmt: skip
+        about = tables.About(target, Path(what).name)
+    print(tables.as_json(about, found)) if json else tables.show(about, found)
+
+
+def compare(
+    target: Target,
+    /,
+    methods: str,
+    budget: str | None = None,
+    directory: str | None = None,
+    seed: int = 0,
+    n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1000,
+    repeats: int = 5,
+) -> None:
+    """Train, sample and evaluate several methods on one target; write one page.
+
+    Every method runs alone, in processes of its own; the same command goes on where it stopped.
+
+    Args:
+        target: a name from `demx list`.
+        methods: names with commas between them, such as idem,smc,hmc.
+        budget: of each method's training, as in `demx fit`.
+        directory: where runs and page are kept (default: runs/compare-TARGET).
+        seed: of every method.
+        n: size of one block of samples.
+        repeats: blocks; standard errors come from their spread.
+    """
+    from demx import comparison
+    from demx.report import comparison as page
+
+    if n < 10 or repeats < 1:
+        raise UserError(
+            f"expected -n of at least 10 and --repeats of at least 1, got {n} and {repeats}"
+        )
+    place = Path(directory or f"runs/compare-{target}")
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    rows = comparison.compare(
+        target, names, place, budget=budget, seed=seed, n=n, repeats=repeats,
+        report=lambda text: print(text, file=sys.stderr, flush=True),
+    )  # fmt: skip
+    page.show(target, rows)
+    print(page.write(target, rows, place / "compare.html"))
+    if all(row.error for row in rows):
+        sys.exit(1)
+
+
+def reference(
+    target: Target,
+    /,
+    n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 10000,
+    output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None,
+    seed: int = 0,
+    scale: float = 1.0,
+    chains: int = 64,
+    max_rungs: int = 16,
+    beta_min: float = 0.05,
+    leapfrog: int = 8,
+    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
+) -> None:
+    """Make near-exact reference samples: two independent sets with what vouches for them.
+
+    Exact where the target can be drawn from; otherwise parallel tempering with HMC moves,
+    burn-in and thinning from measured autocorrelation, until R-hat, the virial identity and
+    the agreement of compact and dispersed starts are met. Exit code 1 if they are not.
+
+    Args:
+        target: a name from `demx list`.
+        n: samples in each of the two sets.
+        output: npz file (default: the user's cache, where `demx evaluate` looks).
+        seed: all randomness follows from it.
+        scale: rough width of the target's mass.
+        chains: independent ensembles side by side.
+        max_rungs: most temperatures of an ensemble.
+        beta_min: lowest inverse temperature; closer to 1 is cheaper where barriers are low.
+        leapfrog: steps of one HMC move.
+        set: change a setting of the target, such as target.num_particles=7.
+    """
+    from demx import assessment
+    from demx.report import tables
+
+    if n < 100:
+        raise UserError(f"n: expected at least 100, got {n}")
+    made, path = assessment.reference(
+        target, n=n, output=output, seed=seed, settings=set,
+        report=lambda text: print(text, file=sys.stderr, flush=True),
+        scale=scale, num_chains=chains, max_rungs=max_rungs, beta_min=beta_min,
+        num_leapfrog=leapfrog,
+    )  # fmt: skip
+    tables.show_reference(target, made, path)
+    if not made.passed:
+        sys.exit(1)

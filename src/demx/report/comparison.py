@@ -1,0 +1,127 @@
+"""A comparison of methods: one table for a terminal, one page with figures."""
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import demx
+from demx import config
+from demx.comparison import Row
+from demx.evaluate import reference
+from demx.evaluate.evaluation import batched_energies
+from demx.report import figures
+from demx.report.html import CSS, DEFINITIONS
+from demx.report.tables import with_error
+from demx.samples import read
+from demx.store import write_atomic
+
+
+def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Header and lines: metrics first, beside their floor, then what each method has cost."""
+    good = [row for row in rows if not row.error]
+    names = list(dict.fromkeys(name for row in good for name in row.evaluation["metrics"]))
+    header = ["", *(row.method for row in rows), "floor"]
+    lines = []
+    for name in names:
+        line, floor = [name], ""
+        for row in rows:
+            metric = row.evaluation.get("metrics", {}).get(name)
+            text = with_error(metric["value"], metric["standard_error"]) if metric else ""
+            if metric and metric["verdict"] == "at the floor":
+                text += " *"
+            line.append(text)
+            if metric and metric["floor"] is not None:
+                floor = with_error(metric["floor"], metric["floor_standard_error"])
+        lines.append([*line, floor])
+    costs = {
+        "energy calls, training": lambda row: f"{row.evaluation['energy_calls']:,}",
+        "energy calls, evaluation": lambda row: f"{row.evaluation['evaluation_energy_calls']:,}",
+        "bad samples": lambda row: str(row.evaluation["bad_samples"]),
+        "seconds": lambda row: f"{row.seconds:.0f}",
+        "peak GB": lambda row: f"{row.peak_gigabytes:.2f}",
+    }
+    for name, say in costs.items():
+        lines.append([name, *("" if row.error else say(row) for row in rows), ""])
+    return header, lines
+
+
+NOTE = (
+    "* at the floor: within two standard errors of what two reference sets get. Seconds are of the "
+    "whole training process, compilation included."
+)
+
+
+def show(target: str, rows: Sequence[Row]) -> None:
+    console = Console(soft_wrap=True)
+    table = Table(title=f"methods on {target}", title_justify="left", box=None, pad_edge=False)
+    header, lines = cells(rows)
+    for column in header:
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for line in lines:
+        table.add_row(*map(escape, line))
+    console.print(table)
+    console.print(NOTE)
+    for row in rows:
+        if row.error:
+            console.print(escape(f"{row.method}: {row.error}"))
+
+
+def write(target: str, rows: Sequence[Row], path: Path) -> Path:
+    """One page: the table, energies of all methods, and what their samples look like."""
+    built = config.build_target(target, {})
+    header, lines = cells(rows)
+    head = "".join(f"<th>{html.escape(h)}</th>" for h in header)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in line) + "</tr>" for line in lines
+    )
+    known = [name for name, *_ in lines if name in DEFINITIONS]
+    parts = [
+        f"<h1>Methods on {html.escape(target)}</h1>",
+        *(
+            f'<p class="verdict">{html.escape(row.method)} has no result: '
+            f"{html.escape(row.error)}</p>"
+            for row in rows
+            if row.error
+        ),
+        f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div><p>{NOTE}</p>',
+        f"<p>{html.escape('; '.join(f'{k}: {DEFINITIONS[k]}' for k in known))}.</p>",
+        "<h2>What each says of itself</h2>",
+    ]
+    for row in rows:
+        if not row.error:
+            words = " ".join(row.evaluation["verdict"])
+            parts.append(f"<p><b>{html.escape(row.method)}</b>: {html.escape(words)}</p>")
+    drawn = {row.method: read(row.samples).x for row in rows if row.samples is not None}
+    parts.append('<div class="row">')
+    for name, x in drawn.items():
+        x = x[np.isfinite(x).reshape(len(x), -1).all(axis=1)]
+        energies = batched_energies(built, x)
+        x, energies = x[np.isfinite(energies)], energies[np.isfinite(energies)]
+        if len(x) == 0:
+            continue
+        plot = figures.samples_over_contours(built, x)
+        if plot is None:
+            plot = figures.histogram("energy", energies, _of_reference(target, built))
+        caption = f"{html.escape(name)}: {len(x)} samples"
+        parts.append(f"<figure><figcaption>{caption}</figcaption>{plot}</figure>")
+    command = f"demx compare {target} --methods {','.join(row.method for row in rows)}"
+    parts.append(f"</div><p>demx {demx.__version__}: {html.escape(command)}</p>")
+    page = (
+        "<!doctype html><html lang=en><head><meta charset=utf-8>"
+        '<meta name=viewport content="width=device-width, initial-scale=1">'
+        f"<title>methods on {html.escape(target)}</title><style>{CSS}</style></head><body>"
+        + "\n".join(parts)
+        + "</body></html>"
+    )
+    write_atomic(path, page.encode())
+    return path
+
+
+def _of_reference(target: str, built) -> np.ndarray | None:
+    sets = reference.find(target, {}, built)
+    return None if sets is None else batched_energies(built, sets.test[:2000])
