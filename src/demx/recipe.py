@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
+from demx.descent import relax
 from demx.energy import evaluate
 from demx.errors import UserError
-from demx.evaluate.equilibrium import relax
 from demx.methods.moves import Moves
 from demx.space import MeanFree, Space, normal
 from demx.stiffness import local_variance, spread

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
+from demx.descent import relax
 from demx.energy import evaluate
 from demx.methods.tempering import Chains, Ladder, Tempering, geometric_ladder, resize, respace
 from demx.space import MeanFree, distances, normal
@@ -71,21 +72,6 @@ def observables(target: Target):
 
         return spectrum
     return lambda x: jnp.concatenate([x.ravel()[:64], jnp.sum(x**2)[None]])
-
-
-def relax(target: Target, x: Array, num_steps: int, scale: Array | float) -> Array:
-    """Descent along the score with bounded steps: at most scale/20 a vector, little where flat.
-
-    Takes away what no chain could recover from, such as particles on top of each other.
-    """
-
-    def descend(i, x):
-        score = evaluate(target, x).score
-        length = 0.05 * scale * (1 - i / num_steps)
-        norm = jnp.sqrt(jnp.sum(score**2, axis=-1, keepdims=True))
-        return x + score * jnp.minimum(length / (norm + 1e-12), 1e-3 * scale**2)
-
-    return jax.lax.fori_loop(0, num_steps, descend, x)
 
 
 def autocorrelation_time(series: np.ndarray) -> float:

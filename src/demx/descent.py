@@ -1,0 +1,23 @@
+"""Downhill from anywhere, before chains begin."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from demx.energy import evaluate
+from demx.types import Target
+
+
+def relax(target: Target, x: Array, num_steps: int, scale: Array | float) -> Array:
+    """Descent along the score with bounded steps: at most scale/20 a vector, little where flat.
+
+    Takes away what no chain could recover from, such as particles on top of each other.
+    """
+
+    def descend(i, x):
+        score = evaluate(target, x).score
+        length = 0.05 * scale * (1 - i / num_steps)
+        norm = jnp.sqrt(jnp.sum(score**2, axis=-1, keepdims=True))
+        return x + score * jnp.minimum(length / (norm + 1e-12), 1e-3 * scale**2)
+
+    return jax.lax.fori_loop(0, num_steps, descend, x)
