@@ -30,7 +30,7 @@ class Entry(NamedTuple):
     gradient_time: str = "-"
     proposal_time: str = "-"
     memory: str = "O(d)"
-    sampling_time: str = "O(L d)"
+    sampling_time: str = "O(Ld)"
 
     @property
     def matching(self) -> bool:

@@ -214,7 +214,7 @@ def _show_methods(console: Console) -> None:
     columns = {
         "gradient": "∇E", "trains": "tunes", "weights": "gives\nw", "log_z": "\nlog Z",
         "log_prob": "\nlog q", "mcmc_free": "no\nMCMC", "off_policy": "off-\npolicy",
-        "gradient_time": "time:\ngrad.", "proposal_time": "\nprop.", "sampling_time": "\nsample",
+        "gradient_time": "time:\ngrad.", "proposal_time": "\nprop.", "sampling_time": "\ndraw",
         "memory": "memory",
     }  # fmt: skip
     for column in ("", *columns.values()):
@@ -224,15 +224,12 @@ def _show_methods(console: Console) -> None:
         cells = [{True: "yes", False: "-"}.get(v, v) for v in values]
         table.add_row(f"[bold]{name}[/bold]", *cells)
     console.print(table)
-    console.print(
-        "∇E: needs it. tunes: learns or adapts before it samples. w: gives weights, log Z,"
-    )
-    console.print(
-        "its density log q. no MCMC: no chain that leaves p invariant. Orders of time and"
-    )
-    console.print(
-        "memory as in the paper's tables 1 and 6, for paths of L steps in d dimensions.\n"
-    )
+    for line in (
+        "∇E: needs it. tunes: learns or adapts before it samples. w: gives weights, then",
+        "log Z, and its density q. no MCMC: no chain that leaves p invariant. Orders of",
+        "time and memory as in the paper's tables 1 and 6, for L steps in d dimensions.\n",
+    ):
+        console.print(line)
 
 
 def _first_line(factory) -> str:
