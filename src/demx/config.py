@@ -27,6 +27,7 @@ from demx.methods.idem import Parts
 from demx.methods.moves import Moves
 from demx.methods.strays import Strays
 from demx.methods.training import Training
+from demx.methods.walk import Walk
 from demx.model import PRECONDITIONS
 from demx.networks import NETWORKS
 from demx.noise import NOISES
@@ -66,7 +67,9 @@ SINGLE: dict[str, Callable] = {
     "evaluation": evaluation,
     "stopping": Stopping,
 }
-OPTIONAL: dict[str, Callable] = {"clip": clip, "pin": Pin, "moves": Moves, "strays": Strays}
+OPTIONAL: dict[str, Callable] = {
+    "clip": clip, "pin": Pin, "moves": Moves, "strays": Strays, "walk": Walk
+}  # fmt: skip
 Config = dict[str, Any]
 
 

@@ -2,9 +2,10 @@
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from demx.estimator import Estimate, Estimator
+from demx.space import Space
 
 
 class Conditional(eqx.Module):
@@ -96,13 +97,16 @@ class Clipped(eqx.Module):
         return self.estimator.cost
 
     def __call__(self, noise, target, variance, x, x_0) -> Estimate:
-        estimate = self.estimator(noise, target, variance, x, x_0)
-        tiny = jnp.finfo(x.dtype).tiny
+        return self.clip(self.estimator(noise, target, variance, x, x_0), target.space, variance)
+
+    def clip(self, estimate: Estimate, space: Space, variance: Float[Array, ""]) -> Estimate:
+        """The estimate at one point, shortened."""
+        tiny = jnp.finfo(variance.dtype).tiny
         sigma = jnp.sqrt(jnp.maximum(variance, tiny))
         bound = jnp.minimum(self.max_norm, self.max_sigmas / sigma)
-        shortened, over = shorten(target.space.project(estimate.score), bound)
+        shortened, over = shorten(space.project(estimate.score), bound)
         return estimate._replace(
-            score=target.space.project(shortened), clipped=jnp.mean(over.astype(x.dtype))
+            score=space.project(shortened), clipped=jnp.mean(over.astype(variance.dtype))
         )
 
 

@@ -20,6 +20,7 @@ from demx.methods.matching import Matching, State
 from demx.methods.moves import Moves
 from demx.methods.strays import Strays
 from demx.methods.training import Training
+from demx.methods.walk import Walk
 from demx.model import Precondition, ScoreModel
 from demx.noise import Noise
 from demx.sde import Grid, Rule
@@ -47,6 +48,7 @@ class Parts(NamedTuple):
     pin: Pin | None = None
     moves: Moves | None = None
     strays: Strays | None = None
+    walk: Walk | None = None
     warm_start: ArrayLike | None = None
 
 
@@ -89,6 +91,7 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
         collect_calls,
         parts.moves,
         parts.strays,
+        parts.walk,
     )
 
     @eqx.filter_jit  # one program, not one for each of its dozens of small operations

@@ -16,17 +16,21 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from demx.buffer import Buffer, Contents
-from demx.devices import chunk_rows, sum_chunks
+from demx.devices import chunk_rows, map_chunks, sum_chunks
 from demx.draws import Draws, estimate_batch
 from demx.energy import evaluate
 from demx.estimator import Estimate, Estimator
 from demx.methods.moves import Moves
 from demx.methods.strays import Strays
 from demx.methods.training import Training
+from demx.methods.walk import Walk
 from demx.model import ScoreModel, average
 from demx.noise import Noise
 from demx.space import normal
 from demx.types import Info, Target
+from demx.wrappers import Clipped
+
+WALKERS = 256  # points that walk together
 
 
 class Regression(NamedTuple):
@@ -61,7 +65,7 @@ class Filled(NamedTuple):
 class State(eqx.Module):
     """All that the next step needs: parameters, their average, optimiser, buffer, step count.
 
-    step_size: of the Metropolis moves on new points; 0 without them.
+    step_size: of the Metropolis moves on new points, walk_step: of the walks; 0 without them.
     """
 
     model: ScoreModel
@@ -70,6 +74,7 @@ class State(eqx.Module):
     contents: Contents
     step: Int[Array, ""]
     step_size: Float[Array, ""]
+    walk_step: Float[Array, ""]
 
 
 def flatten(model: ScoreModel) -> tuple[Array, Callable[[Array], ScoreModel]]:
@@ -96,13 +101,15 @@ class Matching(eqx.Module):
     collect_calls: int = 0
     moves: Moves | None = None
     strays: Strays | None = None
+    walk: Walk | None = None
 
     def init(self, model: ScoreModel, contents: Contents | None = None) -> State:
         flat, _ = flatten(model)
         contents = self.buffer.init(self.target.space) if contents is None else contents
         opt_state = self.training.optimiser().init(flat)
         step_size = jnp.asarray(0.0 if self.moves is None else self.moves.step_size, float)
-        return State(model, model, opt_state, contents, jnp.zeros((), int), step_size)
+        walk_step = jnp.asarray(0.0 if self.walk is None else self.walk.step, float)
+        return State(model, model, opt_state, contents, jnp.zeros((), int), step_size, walk_step)
 
     def fill(self, key: PRNGKeyArray, state: State) -> Filled:
         """New points into the buffer; one not finite is counted and drawn from the prior."""
@@ -135,6 +142,7 @@ class Matching(eqx.Module):
         place: Int[Array, ""],
         x_0: Float[Array, "rows ..."],
         pool: Array | None,
+        walk_step: Array,
         weight: Callable[[Array], Array],
     ) -> Regression:
         """t uniform (stratified), x_t = x_0 + σ_t ε, S_K(x_t, t) for a chunk of the batch.
@@ -160,8 +168,16 @@ class Matching(eqx.Module):
         x_t = x_0 + spread.reshape(shape) * normal(key_noise, space, (rows,))
         if self.strays is not None:
             x_0 = self.strays.origins(x_0, factor, v)
-        keys = jax.random.split(key_score, rows)
-        estimate = estimate_batch(keys, pool, self.estimator, self.draws, self.target, v, x_t, x_0)
+        if self.walk is None:
+            keys = jax.random.split(key_score, rows)
+            estimate = estimate_batch(
+                keys, pool, self.estimator, self.draws, self.target, v, x_t, x_0
+            )
+        else:
+            estimate = self.walk(key_score, self.target, v, x_t, x_0, walk_step)
+            if isinstance(self.estimator, Clipped):
+                clip = lambda e, v: self.estimator.clip(e, space, v)  # noqa: E731
+                estimate = jax.vmap(clip)(estimate, v)
         axes = tuple(range(1, x_t.ndim))
         usable = jnp.all(jnp.isfinite(estimate.score), axis=axes)
         keep = usable.reshape((-1,) + (1,) * len(space.shape))
@@ -169,7 +185,9 @@ class Matching(eqx.Module):
         weights = jax.vmap(weight)(v) * usable.astype(v.dtype)
         return Regression(t, x_t, score, weights, estimate)
 
-    def gradient(self, key, flat: Array, model_of, contents: Contents) -> tuple[Array, Seen]:
+    def gradient(
+        self, key, flat: Array, model_of, contents: Contents, walk_step: Array
+    ) -> tuple[Array, Seen]:
         """Gradient of the mean loss over one batch, and what was seen on the way.
 
         flat: all parameters in one vector, of which `model_of` makes a model. Chunk by chunk:
@@ -179,20 +197,23 @@ class Matching(eqx.Module):
         size, model = self.training.batch_size, model_of(flat)
         rows = chunk_rows(size, model.rows_in_cache)
         x_0 = self.buffer.sample(key_points, contents, size)
-        chunks = (
-            jax.random.split(key_chunks, size // rows),
-            jnp.arange(0, size, rows),
-            x_0.reshape(-1, rows, *x_0.shape[1:]),
-        )
+
+        def split(a: Array, rows: int) -> Array:
+            return a.reshape(-1, rows, *a.shape[1:])
+
+        def regress(tree, chunk) -> Regression:
+            return self.regress(*chunk, *tree, model.precondition.weight)
+
+        def chunks(rows: int):
+            keys = jax.random.split(key_chunks, size // rows)
+            return keys, jnp.arange(0, size, rows), split(x_0, rows)
 
         def loss(flat, batch: Regression) -> Array:
             error = jax.vmap(model_of(flat))(batch.t, batch.x_t) - batch.score
             squared = jnp.sum(error**2, axis=tuple(range(1, error.ndim)))
             return jnp.sum(batch.weight * squared)
 
-        def one(tree, chunk):
-            flat, pool = tree
-            batch = self.regress(*chunk, pool, model.precondition.weight)
+        def descend(flat, batch: Regression) -> tuple[Array, Seen]:
             value, slope = jax.value_and_grad(loss)(flat, batch)
             usable, estimate = batch.weight > 0, batch.estimate
             return slope, Seen(
@@ -203,8 +224,16 @@ class Matching(eqx.Module):
                 jnp.sum(estimate.bad),
             )
 
-        pool = self.draws.pool(key_pool, self.target.space)
-        slope, seen = sum_chunks(one, (flat, pool), chunks)
+        if self.walk is None:
+            pool = self.draws.pool(key_pool, self.target.space)
+            one = lambda tree, chunk: descend(tree[0], regress(tree[1:], chunk))  # noqa: E731
+            slope, seen = sum_chunks(one, (flat, pool, walk_step), chunks(rows))
+        else:
+            # a walk is one point after the other: it wants many side by side, not few in cache
+            wide = chunk_rows(size, WALKERS)
+            batch = map_chunks(regress, (None, walk_step), chunks(wide))
+            batch = jax.tree.map(lambda a: split(a.reshape(size, *a.shape[2:]), rows), batch)
+            slope, seen = sum_chunks(descend, flat, batch)
         # over the usable points; without any it is nan and the update is not made
         usable = seen.usable.astype(seen.loss.dtype)
         share = 1 / (self.target.space.dof * jnp.where(usable > 0, usable, jnp.nan))
@@ -222,8 +251,10 @@ class Matching(eqx.Module):
         mean, _ = flatten(state.average)
 
         def inner(carry, key):
-            flat, mean, opt_state, step = carry
-            gradient, seen = self.gradient(key, flat, model_of, contents)
+            flat, mean, opt_state, step, walk_step = carry
+            gradient, seen = self.gradient(key, flat, model_of, contents, walk_step)
+            if self.walk is not None:
+                walk_step = self.walk.adapted(walk_step, jnp.nan_to_num(seen.ess))
             norm = jnp.linalg.norm(gradient)
             finite = jnp.isfinite(norm) & jnp.isfinite(seen.loss)
             # optax mixes integers and floats; under strict promotion that has to be allowed
@@ -232,12 +263,12 @@ class Matching(eqx.Module):
             new_flat = flat + updates
             new = new_flat, average(mean, new_flat, self.training.ema, step), new_opt_state
             kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, (flat, mean, opt_state))
-            return (*kept, step + 1), (seen, norm, finite)
+            return (*kept, step + 1, walk_step), (seen, norm, finite)
 
         steps = self.training.inner_steps
-        start = (flat, mean, state.optimiser, state.step)
+        start = (flat, mean, state.optimiser, state.step, state.walk_step)
         end, (seen, norm, made) = jax.lax.scan(inner, start, jax.random.split(key_inner, steps))
-        flat, mean, opt_state, count = end
+        flat, mean, opt_state, count, walk_step = end
         finite_loss = jnp.isfinite(seen.loss)
         info = Info(
             # updates that were skipped do not enter the mean; they are counted in `skipped`
@@ -251,14 +282,17 @@ class Matching(eqx.Module):
             filled.acceptance,
         )
         model, mean = model_of(flat), model_of(mean)
-        return State(model, mean, opt_state, contents, count, filled.step_size), info
+        return State(model, mean, opt_state, contents, count, filled.step_size, walk_step), info
 
     @property
     def calls_per_step(self) -> int:
         """Energy calls of one outer loop."""
         training = self.training
-        regressions = training.inner_steps * training.batch_size * self.draws.num_samples
+        cost = self.estimator.cost * self.draws.num_samples
+        if self.walk is not None:
+            cost = self.walk.calls
+        regressions = training.inner_steps * training.batch_size * cost
         filling = training.new_samples if self.buffer.needs_energy else 0
         if self.moves is not None:
             filling = self.moves.calls(training.new_samples)
-        return self.estimator.cost * regressions + filling + self.collect_calls
+        return regressions + filling + self.collect_calls
