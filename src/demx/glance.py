@@ -39,6 +39,8 @@ class Glance:
     def __call__(self, key: PRNGKeyArray, state: Any) -> tuple[dict[str, float], int]:
         drawn = self.method.sample(key, state, self.n)
         x, calls = np.asarray(drawn.x), drawn.energy_calls + self.n
+        if self.method.weighted:
+            x = x[correction.equal_weights(np.asarray(drawn.log_weight), self.n, 0)]
         energies = np.asarray(self._measure(x))
         good = finite_rows(x, energies)
         x, energies = x[good], energies[good]

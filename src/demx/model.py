@@ -1,9 +1,11 @@
 """The learned score s_θ(t, x): a network, preconditioned, perhaps pinned to the exact score."""
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import equinox as eqx
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -131,6 +133,19 @@ class Pinned(eqx.Module):
         exact, _ = shorten(evaluate(self.target, x[None]).score[0], self.max_norm)
         share = self.pin_variance / (self.pin_variance + self.model.noise.variance(t))
         return (1 - share) * self.model(t, x) + share * self.model.space.project(exact)
+
+
+Model = TypeVar("Model")
+
+
+def flatten(model: Model) -> tuple[Array, Callable[[Array], Model]]:
+    """All parameters in one vector, and the way back.
+
+    Optimiser and averages then work on one long array instead of dozens of short ones.
+    """
+    trainable, static = eqx.partition(model, eqx.is_inexact_array)
+    flat, unravel = jax.flatten_util.ravel_pytree(trainable)
+    return flat, lambda flat: eqx.combine(unravel(flat), static)
 
 
 def average(old, new, decay: float, step: Array):

@@ -44,7 +44,48 @@ def _matching(name: str, off_policy: str, proposal_time: str) -> Entry:
     )  # fmt: skip
 
 
+def _controlled(name: str, settings: str) -> Entry:
+    return Entry(
+        f"demx.methods.control:{name}", f"demx.methods.processes:{settings}", network=True,
+        weights=True, log_z=True, mcmc_free=True, off_policy="no", gradient_time="O(L)",
+        proposal_time="O(L)", memory="O(Ld)",
+    )  # fmt: skip
+
+
+def _classical(module: str, name: str, settings: str, **properties) -> Entry:
+    where = f"demx.classical.{module}"
+    return Entry(f"{where}:{name}", f"{where}:{settings}", **properties)
+
+
 METHODS = {
     "idem": _matching("idem", "partly", "O(L)"),
     "pdem": _matching("pdem", "yes", "O(1)"),
+    "pis": _controlled("pis", "PISSettings"),
+    "dds": _controlled("dds", "DDSSettings"),
+    "dis": _controlled("dis", "DISSettings"),
+    "rdmc": Entry(
+        "demx.methods.reverse_monte_carlo:reverse_monte_carlo",
+        "demx.methods.reverse_monte_carlo:Settings",
+        trains=False,
+        mcmc_free=True,
+    ),
+    "importance": _classical(
+        "importance",
+        "importance",
+        "Importance",
+        gradient=False,
+        weights=True,
+        log_z=True,
+        log_prob=True,
+        mcmc_free=True,
+        sampling_time="O(d)",
+    ),
+    "metropolis": _classical("chains", "metropolis", "Metropolis", gradient=False),
+    "mala": _classical("chains", "mala", "Mala"),
+    "hmc": _classical("chains", "hmc", "Hmc"),
+    "nuts": _classical("chains", "nuts", "Nuts"),
+    "tempering": _classical("tempering", "parallel_tempering", "ParallelTempering"),
+    "ais": _classical("annealed", "ais", "Annealed", weights=True, log_z=True),
+    "smc": _classical("annealed", "smc", "Smc", weights=True, log_z=True),
+    "nested": _classical("nested", "nested", "Nested", gradient=False, trains=False, log_z=True),
 }

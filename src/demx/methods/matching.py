@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import equinox as eqx
 import jax
-import jax.flatten_util
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
@@ -24,7 +23,7 @@ from demx.methods.moves import Moves
 from demx.methods.strays import Strays
 from demx.methods.training import Training
 from demx.methods.walk import Walk
-from demx.model import ScoreModel, average
+from demx.model import ScoreModel, average, flatten
 from demx.noise import Noise
 from demx.space import normal
 from demx.types import Info, Target
@@ -75,16 +74,6 @@ class State(eqx.Module):
     step: Int[Array, ""]
     step_size: Float[Array, ""]
     walk_step: Float[Array, ""]
-
-
-def flatten(model: ScoreModel) -> tuple[Array, Callable[[Array], ScoreModel]]:
-    """All parameters in one vector, and the way back.
-
-    Optimiser and averages then work on one long array instead of dozens of short ones.
-    """
-    trainable, static = eqx.partition(model, eqx.is_inexact_array)
-    flat, unravel = jax.flatten_util.ravel_pytree(trainable)
-    return flat, lambda flat: eqx.combine(unravel(flat), static)
 
 
 class Matching(eqx.Module):

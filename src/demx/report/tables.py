@@ -210,7 +210,7 @@ def _show_methods(console: Console) -> None:
         table.add_row(f"[bold]{name}[/bold]", about)
     console.print(table)
     console.print()
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     columns = {
         "gradient": "∇E", "trains": "tunes", "weights": "gives\nw", "log_z": "\nlog Z",
         "log_prob": "\nlog q", "mcmc_free": "no\nMCMC", "off_policy": "off-\npolicy",

@@ -79,7 +79,8 @@ class GaussianMixture(eqx.Module):
         """Score: Σ_m r_m(x) (μ_m - x)/s_m², r the responsibilities; one exponential a term."""
         # modes last: their sum is then a product of matrices, six times faster than modes first
         terms = self._log_terms(xs.T)
-        largest = jnp.max(terms, axis=1, keepdims=True)
+        # a shift that cancels: derivatives of it, which could overflow, are not needed
+        largest = jax.lax.stop_gradient(jnp.max(terms, axis=1, keepdims=True))
         share = jnp.exp(terms - largest)
         total = jnp.sum(share, axis=1, keepdims=True)
         precision = self.scales**-2

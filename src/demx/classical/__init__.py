@@ -1,0 +1,1 @@
+"""Classical samplers over BlackJAX: chains, tempering, importance, annealing, nested sampling."""

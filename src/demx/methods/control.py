@@ -1,0 +1,278 @@
+"""The control engine: a network steers a process to the target; PIS, DDS and DIS are its cases.
+
+`Paths` runs a process of `demx.methods.processes` forward or backward and weighs the paths;
+`Control` trains the control on the weights.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from demx.devices import chunk_rows, everywhere, home, map_chunks, sum_chunks
+from demx.energy import evaluate
+from demx.methods.control_network import LOSSES, Gate, Guided, effective_share
+from demx.methods.processes import DDSSettings, DISSettings, Kernels, PISSettings, Process, Settings
+from demx.model import average, flatten
+from demx.space import normal
+from demx.types import Info, Method, Samples, Target
+
+CHUNK = 1024  # samples drawn by one compiled call: bounds memory, compiles once
+Drive = Callable[[Array, Array, Array], Array]  # f(t, x, score) for one x
+Network = Callable[[PRNGKeyArray], eqx.Module]
+
+
+class Path(NamedTuple):
+    """Ends of n paths, (n, *shape), their log weights (n,), and how many evaluations were bad."""
+
+    x: Float[Array, "n ..."]
+    log_weight: Float[Array, " n"]
+    bad: Int[Array, ""]
+
+
+class Paths(eqx.Module):
+    """The two ways along a process: each is one scan, and n·(K + 1) energy calls for n paths."""
+
+    target: Target
+    process: Process
+
+    def forward(
+        self,
+        key: PRNGKeyArray,
+        drive: Drive,
+        n: int,
+        *,
+        detached: bool = False,
+        remat: bool = False,
+    ) -> Path:
+        """n paths of the sampler.
+
+        detached: x is data; log w depends on parameters only through the control at x. remat: keep
+        only x_k and the scores for a derivative, O(K·d), and compute the rest again.
+        """
+        space = self.target.space
+        key_start, key_path = jax.random.split(key)
+
+        def step(carry, now):
+            x, total, bad = carry
+            key, kernel = now
+            found = evaluate(self.target, x)
+            score = checkpoint_name(found.score, "score")
+            push = kernel.push(jax.vmap(drive, (None, 0, 0))(kernel.time, x, score))
+            moved = jax.lax.stop_gradient(push) if detached else push
+            noise = normal(key, space, (n,))
+            x_next = kernel.keep * x + kernel.spread * (moved + noise)
+            # the normal that leads to x_next: the noise drawn, as a function of the parameters
+            total = total + self._increments(kernel, x, x_next, noise + moved - push, push)
+            return (x_next, total, bad + jnp.sum(found.bad)), None
+
+        if remat:
+            keep = jax.checkpoint_policies.save_only_these_names("score")
+            step = jax.checkpoint(step, policy=keep, prevent_cse=False)
+        x_0 = self.process.start(key_start, space, n)
+        keys = jax.random.split(key_path, self.process.num_steps)
+        start = (x_0, jnp.zeros(n, x_0.dtype), jnp.zeros((), int))
+        (x, total, bad), _ = jax.lax.scan(step, start, (keys, self.process.kernels()))
+        return self._weigh(x_0, x, total, bad)
+
+    def backward(self, key: PRNGKeyArray, drive: Drive, x: Float[Array, "n ..."]) -> Path:
+        """Paths that end in the given points x_K ~ p: the mean of log w is the EUBO."""
+        space, n = self.target.space, x.shape[0]
+
+        def step(carry, now):
+            x_next, total, bad = carry
+            key, kernel = now
+            x = kernel.back * x_next + kernel.back_spread * normal(key, space, (n,))
+            found = evaluate(self.target, x)
+            push = kernel.push(jax.vmap(drive, (None, 0, 0))(kernel.time, x, found.score))
+            noise = (x_next - kernel.keep * x) / kernel.spread - push
+            total = total + self._increments(kernel, x, x_next, noise, push)
+            return (x, total, bad + jnp.sum(found.bad)), None
+
+        keys = jax.random.split(key, self.process.num_steps)
+        start = (x, jnp.zeros(n, x.dtype), jnp.zeros((), int))
+        turns = (keys, self.process.kernels())
+        (x_0, total, bad), _ = jax.lax.scan(step, start, turns, reverse=True)
+        return self._weigh(x_0, x, total, bad)
+
+    def _increments(self, kernel: Kernels, *rows: Array) -> Array:
+        return jax.vmap(self.process.increment, (None, 0, 0, 0, 0))(kernel, *rows)
+
+    def _weigh(self, x_0: Array, x: Array, total: Array, bad: Array) -> Path:
+        """log w = log p̃(x_K) - log reference + Σ increments; -∞ for a path that got lost."""
+        found = evaluate(self.target, x)
+        ends = jax.vmap(self.process.log_reference, (None, 0, 0))(self.target.space, x_0, x)
+        log_weight = found.log_density - ends + total
+        lost = jnp.isnan(log_weight) | (log_weight == jnp.inf)
+        return Path(x, jnp.where(lost, -jnp.inf, log_weight), bad + jnp.sum(found.bad | lost))
+
+
+class State(eqx.Module):
+    """All that the next step needs: parameters, their average, optimiser, number of updates."""
+
+    model: Guided
+    average: Guided
+    optimiser: optax.OptState
+    step: Int[Array, ""]
+
+
+class Batch(NamedTuple):
+    """Sums over the chunks of a batch: gradient, loss, log weights (chunks, rows), bad energies."""
+
+    gradient: Float[Array, " P"]
+    loss: Float[Array, ""]
+    log_weight: Float[Array, "chunks rows"]
+    bad: Int[Array, ""]
+
+
+class Control(eqx.Module):
+    """The engine: one `step` is a scan of `inner_steps` updates."""
+
+    paths: Paths
+    settings: Settings
+    network: Network
+
+    def model(self, key: PRNGKeyArray) -> Guided:
+        key_network, key_gate = jax.random.split(key)
+        s, space = self.settings, self.paths.target.space
+        gate = Gate(key_gate, s.score_start)
+        return Guided(self.network(key_network), gate, space, s.scale, s.score_clip, s.detach_score)
+
+    def init(self, key: PRNGKeyArray) -> State:
+        model = self.model(key)
+        opt_state = self.settings.training().optimiser().init(flatten(model)[0])
+        return State(model, model, opt_state, jnp.zeros((), int))
+
+    def draw(self, key: PRNGKeyArray, model: Guided, n: int) -> Path:
+        """n forward paths, in chunks that stay in cache and are shared out over the devices."""
+        rows = chunk_rows(n, model.rows_in_cache)
+
+        def some(model, key):
+            return self.paths.forward(key, model, rows)
+
+        made = map_chunks(some, model, jax.random.split(key, n // rows))
+        x = made.x.reshape(n, *self.paths.target.space.shape)
+        return Path(x, made.log_weight.ravel(), jnp.sum(made.bad))
+
+    def gradient(self, key: PRNGKeyArray, flat: Array, model_of) -> Batch:
+        """Of one batch, chunk by chunk if the loss is a sum over paths.
+
+        flat: all parameters in one vector, of which `model_of` makes a model.
+        """
+        size, loss = self.settings.batch_size, LOSSES[self.settings.loss]()
+        rows = size if loss.whole else chunk_rows(size, model_of(flat).rows_in_cache)
+        count = size // rows
+
+        def value(flat, key):
+            path = self.paths.forward(
+                key, model_of(flat), rows, detached=loss.detached, remat=self.settings.remat
+            )
+            return loss(path.log_weight, size), path
+
+        def one(flat, chunk):
+            key, place = chunk
+            (value_here, path), slope = jax.value_and_grad(value, has_aux=True)(flat, key)
+            # every chunk in its own row, so that the sum holds them all
+            own = jnp.zeros((count, rows), flat.dtype).at[place].set(path.log_weight)
+            return Batch(slope, value_here, own, path.bad)
+
+        return sum_chunks(one, flat, (jax.random.split(key, count), jnp.arange(count)))
+
+    def step(self, key: PRNGKeyArray, state: State) -> tuple[State, Info]:
+        optimiser = self.settings.training().optimiser()
+        flat, model_of = flatten(state.model)
+        mean, _ = flatten(state.average)
+
+        def inner(carry, key):
+            flat, mean, opt_state, step = carry
+            batch = self.gradient(key, flat, model_of)
+            norm = jnp.linalg.norm(batch.gradient)
+            finite = jnp.isfinite(norm) & jnp.isfinite(batch.loss)
+            # optax mixes integers and floats; under strict promotion that has to be allowed
+            with jax.numpy_dtype_promotion("standard"):
+                updates, new_opt_state = optimiser.update(batch.gradient, opt_state, flat)
+            new_flat = flat + updates
+            new = new_flat, average(mean, new_flat, self.settings.ema, step), new_opt_state
+            kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, (flat, mean, opt_state))
+            share = effective_share(batch.log_weight.ravel())
+            return (*kept, step + 1), (batch.loss, norm, share, batch.bad, finite)
+
+        start = (flat, mean, state.optimiser, state.step)
+        keys = jax.random.split(key, self.settings.inner_steps)
+        end, (loss, norm, share, bad, made) = jax.lax.scan(inner, start, keys)
+        info = Info(
+            # updates that were skipped do not enter the means; they are counted in `skipped`
+            loss=jnp.mean(loss, where=made),
+            gradient_norm=jnp.mean(norm, where=made),
+            ess=jnp.mean(share),
+            bad=jnp.sum(bad),
+            skipped=jnp.mean((~made).astype(norm.dtype)),
+        )
+        return State(model_of(end[0]), model_of(end[1]), end[2], end[3]), info
+
+    @property
+    def calls_per_step(self) -> int:
+        """K scores and one end for each path; K more if derivatives of the scores are remade."""
+        s = self.settings
+        again = s.remat and not s.detach_score and not LOSSES[s.loss].detached
+        return s.inner_steps * s.batch_size * ((2 if again else 1) * s.num_steps + 1)
+
+
+def engine(target: Target, settings: Settings, network: Network) -> Control:
+    """What `pis`, `dds` and `dis` are made from; its `paths.backward` gives the EUBO."""
+    return Control(Paths(target, settings.process()), settings, network)
+
+
+def pis(target: Target, settings: PISSettings, network: Network) -> Method:
+    """The path integral sampler (Zhang & Chen 2021, arXiv 2111.15141)."""
+    return _method(engine(target, settings, network))
+
+
+def dds(target: Target, settings: DDSSettings, network: Network) -> Method:
+    """The denoising diffusion sampler (Vargas et al. 2023, arXiv 2302.13834)."""
+    return _method(engine(target, settings, network))
+
+
+def dis(target: Target, settings: DISSettings, network: Network) -> Method:
+    """The time-reversed diffusion sampler (Berner et al. 2022, arXiv 2211.01364)."""
+    return _method(engine(target, settings, network))
+
+
+def _method(control: Control) -> Method:
+    num_steps = control.settings.num_steps
+    compiled, draw = eqx.filter_jit(control.step), eqx.filter_jit(control.draw)
+
+    def step(key: PRNGKeyArray, state: State) -> tuple[State, Info]:
+        return compiled(*everywhere((key, state)))
+
+    def run(key: PRNGKeyArray, state: State, n: int) -> Path:
+        model = everywhere(state.average)
+        # a number with many divisors, so that a large call can be cut into chunks
+        size = n if n <= 64 else min(CHUNK, 64 * -(-n // 64))
+        keys = [jax.random.fold_in(key, i) for i in range(-(-n // size))]
+        made = [home(draw(k, model, size)) for k in keys]
+        x, log_weight, bad = zip(*made, strict=True)
+        return Path(jnp.concatenate(x), jnp.concatenate(log_weight), sum(bad))
+
+    def sample_weighted(key: PRNGKeyArray, state: State, n: int) -> Samples:
+        path = run(key, state, n)
+        weight = path.log_weight[:n]
+        # what was drawn is paid for, also the end of the last chunk
+        return Samples(
+            path.x[:n], weight, energy_calls=len(path.x) * (num_steps + 1),
+            bad=int(jnp.sum(jnp.isneginf(weight))), bad_calls=int(path.bad),
+        )  # fmt: skip
+
+    def sample(key: PRNGKeyArray, state: State, n: int) -> Samples:
+        # the weights come with the paths, for one energy a path
+        return sample_weighted(key, state, n)._replace(log_weight=None)
+
+    return Method(
+        eqx.filter_jit(control.init), step, sample, control.calls_per_step,
+        sample_weighted=sample_weighted, outer_steps=control.settings.outer_steps,
+    )  # fmt: skip

@@ -1,0 +1,406 @@
+"""PIS, DDS and DIS against closed forms, and the sampler that uses S_K itself as its score."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from demx.methods import control
+from demx.methods.control import Paths, engine
+from demx.methods.control_network import KL, LogVariance, limit
+from demx.methods.processes import (
+    Brownian,
+    DDSSettings,
+    DISSettings,
+    OrnsteinUhlenbeck,
+    PISSettings,
+    Reversal,
+)
+from demx.methods.reverse_monte_carlo import Settings, carry, reverse_monte_carlo
+from demx.networks import mlp
+from demx.registry import load
+from demx.space import Euclidean, MeanFree, normal
+from demx.targets import TARGETS
+from demx.targets.function import FunctionTarget
+from demx.targets.gaussian_mixture import GaussianMixture
+from demx.types import Info
+
+SPACES = {"euclidean": Euclidean(3), "mean_free": MeanFree(3, 2)}
+PROCESSES = {
+    "pis": lambda n, scale: Brownian(n, scale, 1.5),
+    "dds": lambda n, scale: OrnsteinUhlenbeck(n, scale, 0.6),
+    "dis": lambda n, scale: Reversal(n, scale, 0.5, 8.0),
+}
+METHODS = {
+    "pis": (control.pis, PISSettings),
+    "dds": (control.dds, DDSSettings),
+    "dis": (control.dis, DISSettings),
+}
+
+
+class Normal(eqx.Module):
+    """exp(-|x - m|²/2v), not normalised: Z = (2πv)^{dof/2}."""
+
+    space: Euclidean | MeanFree
+    mean: jax.Array
+    variance: float
+
+    def log_density(self, x):
+        return -0.5 * jnp.sum((x - self.mean) ** 2) / self.variance
+
+    @property
+    def log_z(self) -> float:
+        return 0.5 * self.space.dof * float(np.log(2 * np.pi * self.variance))
+
+    def sample(self, key, n):
+        return self.mean[None] + self.variance**0.5 * normal(key, self.space, (n,))
+
+
+def gaussian(name, variance=0.7, seed=5):
+    space = SPACES[name]
+    return Normal(space, 0.5 * normal(jax.random.key(seed), space), variance)
+
+
+MIXTURE = GaussianMixture([[-1.5, 0.0], [1.5, 0.7]], [0.6, 0.8], [0.7, 0.3])
+# by its energy alone, so that derivatives of scores come from JAX
+TWO_MODES = FunctionTarget(lambda x: -MIXTURE.log_density(x), MIXTURE.space)
+
+
+def network(space, **settings):
+    sizes = {"width": 16, "depth": 1, "embedding": 8, "scale": 4.0} | settings
+    return lambda key: mlp(space, key, **sizes)
+
+
+def arbitrary(target, name, key, **settings):
+    """An engine and a control that nobody trained: every parameter is moved at random."""
+    made = engine(target, METHODS[name][1](**settings), network(target.space))
+    model = made.init(key).model
+    flat, model_of = control.flatten(model)
+    return made, model_of(flat + 0.05 * jax.random.normal(key, flat.shape))
+
+
+def within(value, expected, error, slack=0.0):
+    assert abs(value - expected) < 4 * error + slack, (value, expected, error)
+
+
+def mean_and_error(values):
+    values = np.asarray(values, float)
+    return values.mean(), values.std(ddof=1) / len(values) ** 0.5
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("name", METHODS)
+def test_bounds_and_mean_weight_for_any_control(name, space, key):
+    """E[w] = Z exactly in discrete time, and ELBO ≤ log Z ≤ EUBO, whatever the control."""
+    target, n = gaussian(space), 4000
+    # a reference between p and √2 times as wide: the variances of w and of 1/w are finite
+    rates = {"beta_max": 8.0} if name == "dis" else {}
+    made, model = arbitrary(target, name, key, num_steps=12, scale=0.95, **rates)
+    path = eqx.filter_jit(made.paths.forward)(key, model, n)
+    back = eqx.filter_jit(made.paths.backward)(key, model, target.sample(key, n))
+    assert int(path.bad) == int(back.bad) == 0
+    np.testing.assert_allclose(target.space.project(path.x), path.x, atol=1e-4)
+    log_w = np.asarray(path.log_weight) - target.log_z
+    # and over backward paths E[1/w] = 1/Z
+    for weight in (np.exp(log_w), np.exp(target.log_z - np.asarray(back.log_weight))):
+        mean, error = mean_and_error(weight)
+        within(mean, 1.0, error)
+    lower, lower_error = mean_and_error(log_w)
+    upper, upper_error = mean_and_error(np.asarray(back.log_weight) - target.log_z)
+    assert lower < 4 * lower_error and upper > -4 * upper_error
+    assert lower < -0.01 and upper > 0.01  # this control is not the optimal one
+
+
+def _shift(process, mean):
+    """The optimal control to N(m, σ²): f = λ_{k+1} (1 - keep²)/gain · m, λ_K = 1."""
+    kernels = process.kernels()
+    after = np.append(np.cumprod(np.asarray(kernels.back)[::-1])[::-1], 1.0)[1:]
+    table = jnp.asarray(after, float) * (1 - kernels.keep**2) / kernels.gain
+    return lambda t, x, score: table[jnp.round(t * process.num_steps).astype(int)] * mean
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_every_weight_is_z_for_the_optimal_control(space, key):
+    """From x_0 = 0 to N(m, σ²) the optimal control is constant, also in discrete time."""
+    target = gaussian(space, 1.3**2)
+    paths = Paths(target, PROCESSES["pis"](10, 1.3))
+    drive = lambda t, x, score: target.mean / 1.3**2  # noqa: E731
+    forward = paths.forward(key, drive, 50)
+    backward = paths.backward(key, drive, target.sample(key, 50))
+    for path in (forward, backward):
+        np.testing.assert_allclose(path.log_weight, target.log_z, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["dds", "dis"])
+@pytest.mark.parametrize("space", SPACES)
+def test_bounds_meet_up_to_the_start(name, space, key):
+    """DDS has an exact control to N(m, σ²), DIS at a constant rate to N(m, σ²/(1 - b/4)).
+
+    Only the start N(0, σ²) is off, whose law should be N(λ_0 m, s²). So ELBO = log Z -
+    KL(N(0, σ²) | N(λ_0 m, s²)), and EUBO = log Z + the KL the other way round.
+    """
+    scale, steps, rate, n = 1.3, 20, 4.0, 3000
+    if name == "dds":
+        process, s2 = OrnsteinUhlenbeck(steps, scale, 0.6), scale**2
+    else:
+        process, s2 = Reversal(steps, scale, rate, rate), scale**2 / (1 - rate / steps / 4)
+    target = gaussian(space, s2)
+    first = float(np.prod(np.asarray(process.kernels().back)))
+    far = float(jnp.sum((first * target.mean) ** 2))
+
+    def divergence(a, b):
+        return 0.5 * (target.space.dof * (a / b - 1 - np.log(a / b)) + far / b)
+
+    paths, drive = Paths(target, process), _shift(process, target.mean)
+    forward = paths.forward(key, drive, n)
+    backward = paths.backward(key, drive, target.sample(key, n))
+    lower, upper = (mean_and_error(p.log_weight - target.log_z) for p in (forward, backward))
+    within(lower[0], -divergence(scale**2, s2), lower[1], 1e-4)
+    within(upper[0], divergence(s2, scale**2), upper[1], 1e-4)
+    assert divergence(s2, scale**2) < 0.02
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_log_variance_has_twice_the_gradient_of_kl(name, key):
+    """On its own paths E[∇ Var log w] = 2 ∇ KL (arXiv 2005.05409): two ways to one gradient."""
+    target = TWO_MODES
+    paths = Paths(target, PROCESSES[name](6, 1.5))
+
+    def gradient(loss, key):
+        def value(parameters):
+            def drive(t, x, score):
+                return parameters[0] * t * score + parameters[1] * x + parameters[2]
+
+            path = paths.forward(key, drive, 64, detached=loss.detached)
+            return loss(path.log_weight, 64)
+
+        return jax.grad(value)(jnp.asarray([0.3, -0.1, 0.2]))
+
+    keys = jax.random.split(key, 400)
+    kl = jax.jit(jax.vmap(lambda k: gradient(KL(), k)))(keys)
+    variance = jax.jit(jax.vmap(lambda k: gradient(LogVariance(), k)))(keys)
+    for a, b in zip(kl.T, variance.T, strict=True):
+        mean, error = mean_and_error(2 * a - b)
+        within(mean, 0.0, error)
+
+
+@pytest.mark.parametrize("loss", ["kl", "log_variance"])
+def test_rematerialisation_changes_no_gradient(loss, key):
+    target, found = TWO_MODES, []
+    for remat in (False, True):
+        settings = {"num_steps": 6, "beta_max": 4.0, "batch_size": 8, "loss": loss}
+        made, model = arbitrary(
+            target, "dis", key, detach_score=False, score_clip=10.0, remat=remat, **settings
+        )
+        flat, model_of = control.flatten(model)
+        found.append(made.gradient(key, flat, model_of))
+    np.testing.assert_allclose(found[0].gradient, found[1].gradient, rtol=1e-3, atol=1e-4)
+    assert float(jnp.linalg.norm(found[0].gradient)) > 0.01
+
+
+TRAINED = {
+    "pis": {"power": 2.0},
+    "dds": {"alpha_max": 0.7, "loss": "log_variance"},
+    "dis": {"beta_min": 0.5, "beta_max": 8.0, "loss": "log_variance"},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_training_raises_the_effective_share(name, key):
+    target = TWO_MODES
+    factory, settings = METHODS[name]
+    common = {"num_steps": 12, "batch_size": 64, "inner_steps": 100, "outer_steps": 2}
+    rates = {"learning_rate": 1e-2, "schedule": "cosine", "ema": 0.9, "scale": 1.8}
+    made = factory(target, settings(**common, **rates, **TRAINED[name]), network(target.space))
+    state = made.init(key)
+    before = made.sample_weighted(key, state, 2000).log_weight
+    for i in range(2):
+        state, info = made.step(jax.random.fold_in(key, i), state)
+    after = made.sample_weighted(key, state, 2000).log_weight
+    shares = [float(control.effective_share(w)) for w in (before, after)]
+    print(name, shares, info)
+    assert shares[1] > 1.7 * shares[0]
+    assert float(info.skipped) == 0 and int(info.bad) == 0
+
+
+class Counted(eqx.Module):
+    """A normal target that counts on the host how many points were evaluated."""
+
+    space: Euclidean
+    seen: list = eqx.field(static=True)
+
+    def log_density(self, x):
+        return -0.5 * jnp.sum(x**2)
+
+    def log_density_and_score(self, xs):
+        def count(a):
+            self.seen.append(a.shape[-1])
+            return np.zeros((), np.float32)
+
+        # without side effects for JAX: what needs no energy does not evaluate one
+        @jax.custom_jvp
+        def both(xs):
+            shape = jax.ShapeDtypeStruct((), xs.dtype)
+            zero = jax.pure_callback(count, shape, xs, vmap_method="sequential")
+            return -0.5 * jnp.sum(xs**2, axis=0) + zero, -xs + zero
+
+        both.defjvp(lambda x, dx: (both(*x), (-jnp.sum(x[0] * dx[0], axis=0), -dx[0])))
+        return both(xs)
+
+
+@pytest.mark.parametrize("extra", [{}, {"remat": True}, {"remat": True, "loss": "log_variance"}])
+def test_energy_calls_are_counted_exactly(extra, key):
+    seen = []
+    target = Counted(Euclidean(2), seen)
+    settings = DDSSettings(num_steps=5, batch_size=8, inner_steps=3, **extra)
+    made = control.dds(target, settings, network(target.space))
+
+    def spent(call):
+        seen.clear()
+        out = call()
+        jax.block_until_ready(eqx.filter(out, eqx.is_array))
+        jax.effects_barrier()
+        return out, sum(seen)
+
+    state = made.init(key)
+    _, calls = spent(lambda: made.step(key, state))
+    assert calls == made.calls_per_step == 3 * 8 * 6
+    for draw in (made.sample, made.sample_weighted):
+        samples, calls = spent(lambda draw=draw: draw(key, state, 70))
+        assert calls == samples.energy_calls == 128 * 6
+    sampler = reverse_monte_carlo(target, Settings(num_samples=4, num_steps=3, sigma_max=2.0))
+    samples, calls = spent(lambda: sampler.sample(key, sampler.init(key), 6))
+    assert calls == samples.energy_calls == 6 * 3 * 4
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_contract_on_particles(name, key):
+    """Mean-free, one compilation, fixed shapes, nothing that depends on how many are drawn."""
+    target, traces = load(TARGETS["dw4"])(), []
+
+    def energy(x):
+        traces.append(1)
+        return -target.log_density(x)
+
+    factory, settings = METHODS[name]
+    small = settings(num_steps=11, batch_size=8, inner_steps=2, scale=2.0, score_clip=20.0)
+    made = factory(FunctionTarget(energy, target.space), small, network(target.space))
+    state = made.init(key)
+    shapes = [leaf.shape for leaf in jax.tree.leaves(state) if hasattr(leaf, "shape")]
+    expected = jax.tree.leaves(eqx.filter_eval_shape(made.init, key))
+    assert shapes == [leaf.shape for leaf in expected if hasattr(leaf, "shape")]
+    state, info = made.step(key, state)
+    first = len(traces)
+    for i in range(2):
+        state, info = made.step(jax.random.fold_in(key, i), state)
+    assert len(traces) == first
+    assert isinstance(info, Info) and float(info.skipped) == 0 and jnp.isfinite(info.loss)
+    assert shapes == [leaf.shape for leaf in jax.tree.leaves(state) if hasattr(leaf, "shape")]
+    few, many = made.sample(key, state, 60), made.sample_weighted(key, state, 60)
+    np.testing.assert_array_equal(few.x, many.x)
+    assert few.log_weight is None and jnp.isfinite(many.log_weight).all()
+    np.testing.assert_allclose(target.space.project(few.x), few.x, atol=1e-4)
+
+
+def test_updates_that_are_not_finite_are_skipped_and_counted(key):
+    space = Euclidean(2)
+    broken = FunctionTarget(lambda x: jnp.where(x[0] > -100, jnp.nan, x[1]), space)
+    settings = PISSettings(num_steps=3, batch_size=4, inner_steps=2)
+    made = control.pis(broken, settings, network(space))
+    state = made.init(key)
+    after, info = made.step(key, state)
+    assert float(info.skipped) == 1 and int(info.bad) == 2 * 4 * 4
+    assert eqx.tree_equal(state.model, after.model)
+    samples = made.sample_weighted(key, state, 4)
+    assert samples.bad == 4 and jnp.isneginf(samples.log_weight).all()
+
+
+def test_limit_shortens_and_has_a_derivative_everywhere():
+    long = limit(jnp.asarray([[3e25, 4e25], [0.3, 0.4], [0.0, 0.0]]), 1.0)
+    np.testing.assert_allclose(long, [[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]], rtol=1e-5)
+    for x in ([0.0, 0.0], [3.0, 4.0]):
+        assert jnp.isfinite(jax.jacobian(limit)(jnp.asarray(x), 1.0)).all()
+
+
+@pytest.mark.parametrize(
+    "settings, given, message",
+    [
+        (PISSettings, {"power": 0.0}, "power: expected a positive number, got 0.0"),
+        (PISSettings, {"num_steps": 0}, "num_steps: expected at least 1, got 0"),
+        (PISSettings, {"loss": "elbo"}, "loss: expected 'kl' or 'log_variance', got 'elbo'"),
+        (DDSSettings, {"alpha_max": 1.5}, r"alpha_max: expected in \(0, 1\], got 1.5"),
+        (DISSettings, {"num_steps": 5}, "beta_max: expected .* stable, got 20.0"),
+        (Settings, {"rule": "heun"}, "rule: expected 'euler' or 'posterior', got 'heun'"),
+        (Settings, {"sigma_min": 4.0}, "sigma_max: expected more than sigma_min = 4.0, got 3.5"),
+    ],
+)
+def test_settings_say_what_is_wrong(settings, given, message):
+    with pytest.raises(ValueError, match=message):
+        settings(**given)
+
+
+def test_reverse_monte_carlo_is_near_the_chain_of_the_exact_score(key):
+    """Mode shares differ from the exact score's by no more than the errors of S_K allow.
+
+    A step of S_K is a mixture of normals of variance Δv around that of the exact score; so the KL
+    between the two chains is at most ½ Σ Δv E|S_K - s|², along the paths of the exact score, and by
+    Pinsker the total variation, hence any share, at most ½ √(Σ Δv E|S_K - s|²).
+    """
+    target, n = MIXTURE, 1000
+    settings = Settings(num_samples=1024, num_steps=20, sigma_min=0.05, sigma_max=1.5)
+    noise, times = settings.noise, settings.grid.times(settings.noise)
+    variances = jax.vmap(noise.variance)(times)
+    key_start, key_path, key_noise = jax.random.split(key, 3)
+    start = target.smoothed(variances[0]).sample(key_start, n)
+    ends = eqx.filter_jit(carry)(key_path, target, settings, start)
+    assert int(ends.bad) == 0
+
+    def step(x, now):
+        key, v, v_next = now
+        key_error, key_step = jax.random.split(key)
+        exact = jax.vmap(jax.grad(target.smoothed(v).log_density))(x)
+        # an estimate of its own for 200 of the points says how large the errors are there
+        keys = jax.random.split(key_error, 200)
+
+        def estimate(key, x):
+            block = settings.draws.block(key, target.space)
+            return settings.estimator(block, target, v, x, x).score
+
+        made = jax.vmap(estimate)(keys, x[:200])
+        error = (v - v_next) * jnp.mean(jnp.sum((made - exact[:200]) ** 2, axis=1))
+        z = normal(key_step, target.space, (n,))
+        return x + (v - v_next) * exact + jnp.sqrt(v - v_next) * z, error
+
+    keys = jax.random.split(key_noise, len(times) - 1)
+    exact, errors = jax.jit(lambda x: jax.lax.scan(step, x, (keys, variances[:-1], variances[1:])))(
+        start
+    )
+    bound = 0.5 * float(jnp.sum(errors)) ** 0.5
+    shares = [float(jnp.mean(x[:, 0] > 0)) for x in (ends.x, exact)]
+    print(f"shares {shares}, bound {bound}")
+    assert bound < 0.15
+    within(shares[0], shares[1], (2 * 0.3 * 0.7 / n) ** 0.5, bound)
+    # and the target itself, up to the steps of Euler's rule
+    within(shares[0], 0.3, (0.3 * 0.7 / n) ** 0.5, bound + 0.02)
+
+
+def test_reverse_monte_carlo_in_many_dimensions_and_on_particles(key):
+    means = np.random.default_rng(0).uniform(-40, 40, (4, 10_000))
+    target = GaussianMixture(means, np.ones(4))
+    sampler = reverse_monte_carlo(
+        target, Settings(num_samples=4, num_steps=60, sigma_max=40.0, max_norm=1e4)
+    )
+    state, info = sampler.step(key, sampler.init(key))
+    assert int(state.step) == 1 and info == Info() and sampler.calls_per_step == 0
+    samples = sampler.sample(key, state, 4)
+    assert samples.energy_calls == 4 * 60 * 4 and samples.bad == samples.bad_calls == 0
+    # a point of a mode is √d away from its centre; so few samples pull too hard, and from the prior
+    # it were 4000
+    distance = jnp.min(jnp.linalg.norm(samples.x[:, None] - means[None], axis=-1), axis=1)
+    np.testing.assert_allclose(distance, 100.0, rtol=0.4)
+    particles = gaussian("mean_free")
+    made = reverse_monte_carlo(particles, Settings(num_samples=8, num_steps=5, shared=True))
+    x = made.sample(key, made.init(key), 70).x
+    assert x.shape == (70, 3, 2)
+    np.testing.assert_allclose(particles.space.project(x), x, atol=1e-5)

@@ -1,0 +1,103 @@
+"""Every registered method, as the command line builds it, does what its properties say."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from demx import config, registry, resolve
+from demx.errors import UserError
+from demx.fitted import Fitted
+from demx.methods import METHODS
+from demx.train import Progress, train
+
+# as little as possible of everything
+SIZES = {
+    "outer_steps": 2, "inner_steps": 1, "batch_size": 4, "num_steps": 3, "num_chains": 4,
+    "length": 4, "thin": 1, "relax_steps": 5, "num_samples": 8, "num_rungs": 4, "num_pilot": 8,
+    "num_live": 20, "num_delete": 5, "remaining": 0.9, "moves_per_dof": 0.1, "max_doublings": 2,
+    "num_leapfrog": 2, "beta_max": 4.0,
+}  # fmt: skip
+MATCHING = {
+    "draws": {"num_samples": 4},
+    "training": {"inner_steps": 1, "batch_size": 4, "new_samples": 4, "outer_steps": 2},
+    "grid": {"num_steps": 3},
+    "buffer": {"capacity": 8},
+    "moves": None,
+    "strays": None,
+}
+NETWORK = {"gmm40": {"width": 4, "depth": 1, "embedding": 4}}
+CLUSTER = {"width": 4, "depth": 1, "num_basis": 4}
+
+
+def small(method, target):
+    entry = METHODS[method]
+    settings = {"evaluation": {"every": 0}}
+    if entry.matching:
+        settings |= MATCHING
+    else:
+        fields = inspect.signature(registry.load(entry.settings)).parameters
+        settings["sampler"] = {k: v for k, v in SIZES.items() if k in fields}
+    if entry.network:
+        settings["network"] = NETWORK.get(target, CLUSTER)
+    built, full = resolve.resolve(target, method=method, settings=settings)
+    return Fitted(built, config.build_method(method, built, full), None, full, Progress())
+
+
+CASES = [(m, t) for m in METHODS for t in ("gmm40", "dw4", "lj13")]
+CASES += [(m, "lj55") for m in ("hmc", "nuts", "tempering", "smc")]
+
+
+@pytest.mark.parametrize("method, target", CASES)
+def test_a_preset_runs_and_properties_are_true(method, target):
+    fitted, entry = small(method, target), METHODS[method]
+    trained = train(fitted.method, seed=0, outer_steps=fitted.method.outer_steps)
+    assert trained.progress.step == fitted.method.outer_steps
+    bound = fitted.method.calls_at_init + trained.progress.step * fitted.method.calls_per_step
+    assert trained.progress.energy_calls <= bound
+    fitted.state = trained.kept
+    if (method, target) in (("nested", "lj13"), ("pis", "lj13"), ("idem", "lj13")):
+        return  # what they give is seen on the smaller targets
+    drawn = fitted.sample(6)
+    space = fitted.target.space
+    assert drawn.x.shape == (6, *space.shape) and jnp.isfinite(drawn.x).all()
+    # with so few samples S_K throws points of rdmc far out: to single precision of the farthest
+    far = 1 + float(jnp.abs(drawn.x).max())
+    np.testing.assert_allclose(space.project(drawn.x) / far, drawn.x / far, atol=1e-5)
+    assert drawn.energy_calls > 0 or entry.matching
+    made = fitted.method
+    assert entry.log_prob == (made.log_prob is not None)
+    assert entry.weights == (made.weighted or made.sample_weighted is not None)
+    assert entry.log_z == (entry.weights or drawn.log_z is not None)
+    if not entry.log_z:
+        with pytest.raises(UserError, match="no density and no weights"):
+            fitted.log_z(6)
+
+
+@pytest.mark.parametrize("method", [m for m, entry in METHODS.items() if not entry.gradient])
+def test_methods_that_need_no_gradient_do_without(method):
+    """Steps of a staircase have no slope."""
+
+    def energy(x):
+        return jnp.floor(jnp.sum(x**2))
+
+    fields = inspect.signature(registry.load(METHODS[method].settings)).parameters
+    settings = {"sampler": {k: v for k, v in SIZES.items() if k in fields}}
+    built, full = resolve.resolve(energy, dim=2, scale=1.0, method=method, settings=settings)
+    made = config.build_method(method, built, full)
+    state, _ = made.step(jax.random.key(1), made.init(jax.random.key(0)))
+    assert jnp.isfinite(made.sample(jax.random.key(2), state, 5).x).all()
+
+
+def test_a_method_has_only_its_own_sections():
+    with pytest.raises(UserError, match="unknown section 'noise' of method hmc"):
+        resolve.resolve("gmm40", method="hmc", settings={"noise": {"sigma_max": 1.0}})
+    with pytest.raises(UserError, match=r"unknown setting 'sampler\.chains'.*num_chains"):
+        resolve.resolve("gmm40", method="hmc", settings={"sampler": {"chains": 3}})
+    with pytest.raises(UserError, match="unknown method 'hcm'; did you mean 'hmc'"):
+        resolve.resolve("gmm40", method="hcm")
+    target, full = resolve.resolve("gmm40", method="hmc")
+    with pytest.raises(UserError, match="method hmc has no buffer"):
+        config.build_method("hmc", target, full, np.zeros((3, 2)))
