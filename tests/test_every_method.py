@@ -46,8 +46,14 @@ def small(method, target):
     return Fitted(built, config.build_method(method, built, full), None, full, Progress())
 
 
-CASES = [(m, t) for m in METHODS for t in ("gmm40", "dw4", "lj13")]
-CASES += [(m, "lj55") for m in ("hmc", "nuts", "tempering", "smc")]
+# one of each kind on clusters; all on all of them behind the mark
+QUICK = {(m, "gmm40") for m in METHODS} | {(m, "dw4") for m in ("pis", "hmc", "smc", "rdmc")}
+CLUSTERS = [(m, t) for m in METHODS for t in ("dw4", "lj13")]
+CLUSTERS += [(m, "lj55") for m, entry in METHODS.items() if not entry.network]
+CASES = [
+    *sorted(QUICK),
+    *(pytest.param(*c, marks=pytest.mark.slow) for c in CLUSTERS if c not in QUICK),
+]
 
 
 @pytest.mark.parametrize("method, target", CASES)
@@ -58,8 +64,6 @@ def test_a_preset_runs_and_properties_are_true(method, target):
     bound = fitted.method.calls_at_init + trained.progress.step * fitted.method.calls_per_step
     assert trained.progress.energy_calls <= bound
     fitted.state = trained.kept
-    if (method, target) in (("nested", "lj13"), ("pis", "lj13"), ("idem", "lj13")):
-        return  # what they give is seen on the smaller targets
     drawn = fitted.sample(6)
     space = fitted.target.space
     assert drawn.x.shape == (6, *space.shape) and jnp.isfinite(drawn.x).all()

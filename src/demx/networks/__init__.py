@@ -4,8 +4,9 @@ A network says with `activations(space)` how large its largest array for one con
 batches are cut so that they stay in cache.
 """
 
+from demx.networks.directed import directed
 from demx.networks.egnn import egnn
 from demx.networks.lean import lean
 from demx.networks.mlp import mlp
 
-NETWORKS = {"mlp": mlp, "egnn": egnn, "lean": lean}
+NETWORKS = {"mlp": mlp, "egnn": egnn, "lean": lean, "directed": directed}

@@ -1,5 +1,6 @@
-"""Sinusoidal features of a number."""
+"""Sinusoidal features of a number, and linear layers of many vectors at once."""
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -14,3 +15,9 @@ def sinusoidal(
         (scale * frequencies).reshape((1,) * value.ndim + (-1,)), value.dtype
     )
     return jnp.concatenate([jnp.cos(angle), jnp.sin(angle)], axis=-1)
+
+
+def linear(layer: eqx.nn.Linear, x: Float[Array, "*batch a"]) -> Float[Array, "*batch b"]:
+    """W x + b along the last axis."""
+    out = x @ layer.weight.T
+    return out if layer.bias is None else out + layer.bias.reshape((1,) * (x.ndim - 1) + (-1,))

@@ -14,14 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from demx.networks.embedding import sinusoidal
-from demx.networks.pairs import collected, messages, partners, shares
+from demx.networks.embedding import linear, sinusoidal
+from demx.networks.pairs import collected, messages, partners, radial_basis
 from demx.space import MeanFree, Space
-
-
-def _linear(layer: eqx.nn.Linear, x: Array) -> Array:
-    out = x @ layer.weight.T
-    return out if layer.bias is None else out + layer.bias.reshape((1,) * (x.ndim - 1) + (-1,))
 
 
 class Interaction(eqx.Module):
@@ -34,12 +29,12 @@ class Interaction(eqx.Module):
     update_out: eqx.nn.Linear
 
     def __call__(self, h: Array, basis: Array, level: Array) -> Array:
-        value = _linear(self.value, h)
+        value = linear(self.value, h)
         message = messages(basis @ self.filter, value)
-        inner = _linear(self.update_in, jnp.concatenate([h, message], axis=-1))
+        inner = linear(self.update_in, jnp.concatenate([h, message], axis=-1))
         scale, shift = jnp.split(self.film(level), 2)
         inner = jax.nn.silu(inner * (1 + scale)[None] + shift[None])
-        return h + _linear(self.update_out, inner)
+        return h + linear(self.update_out, inner)
 
 
 class Lean(eqx.Module):
@@ -56,40 +51,27 @@ class Lean(eqx.Module):
     reach: float
     levels: int
 
-    def _basis(self, x: Array) -> tuple[Array, Array]:
-        """Gaussians in u = r/(r + reach/2), dense at short range, and r̂_ij, of every pair."""
-        count = self.read_filter.shape[0]
-        difference = x[None] - partners(x)
-        # a floor under r², so that overlapping particles have a direction of 0 and a gradient
-        # that is finite
-        r = jnp.sqrt(jnp.sum(difference**2, axis=-1) + 1e-6)
-        # u in [0, 1) compresses long distances: resolution where the forces are
-        u = r / (r + 0.5 * self.reach)
-        centres = jnp.linspace(0.0, 1.0, count, dtype=x.dtype)
-        gauss = jnp.exp(-0.5 * ((u[..., None] - centres[None, None]) * count) ** 2)
-        return gauss * shares(x.shape[0])[:, None, None], difference / r[..., None]
-
     def activations(self, space: Space) -> int:
         """Floats of the largest array for one configuration: the filters of all pairs."""
         n = space.shape[0]
         return n * (n // 2) * max(self.read_filter.shape)
 
     def __call__(self, level: Float[Array, ""], x: Float[Array, "n dim"]) -> Float[Array, "n dim"]:
-        basis, unit = self._basis(x)
+        basis, unit = radial_basis(x, self.read_filter.shape[0], self.reach)
         features = jax.nn.silu(self.level_in(sinusoidal(level, self.levels, 8.0)))
         conditioning = jax.nn.silu(self.level_out(features))
         radius2 = jnp.sum(x**2, axis=-1, keepdims=True)
         radial = jnp.concatenate([jnp.sqrt(radius2 + 1e-4), jnp.log1p(radius2)], axis=-1)
-        h = _linear(self.node, radial) + conditioning[None]
+        h = linear(self.node, radial) + conditioning[None]
         for layer in self.layers:
             h = layer(h, basis, conditioning)
-        a, b = _linear(self.read_self, h), _linear(self.read_other, h)
+        a, b = linear(self.read_self, h), linear(self.read_other, h)
         filters = basis @ self.read_filter
         # what the second particle of a pair does to the first, and the first to the second
         forth = jnp.sum(filters * a[None] * partners(b), axis=-1, keepdims=True)
         back = jnp.sum(filters * partners(a) * b[None], axis=-1, keepdims=True)
         out = jnp.sum(forth * unit, axis=0) - collected(back * unit)
-        out = out + x * _linear(self.read_radial, h)
+        out = out + x * linear(self.read_radial, h)
         return out - jnp.mean(out, axis=0, keepdims=True)
 
 

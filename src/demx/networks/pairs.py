@@ -37,6 +37,21 @@ def collected(g: Float[Array, "P n ..."]) -> Float[Array, "n ..."]:
     return jnp.sum(rows[:, :n], axis=0)
 
 
+def radial_basis(
+    x: Float[Array, "n dim"], count: int, reach: float
+) -> tuple[Float[Array, "P n R"], Float[Array, "P n dim"]]:
+    """Gaussians in u = r/(r + reach/2), dense at short range, and r̂_ij, of every pair."""
+    difference = x[None] - partners(x)
+    # a floor under r², so that overlapping particles have a direction of 0 and a gradient
+    # that is finite
+    r = jnp.sqrt(jnp.sum(difference**2, axis=-1) + 1e-6)
+    # u in [0, 1) compresses long distances: resolution where the forces are
+    u = r / (r + 0.5 * reach)
+    centres = jnp.linspace(0.0, 1.0, count, dtype=x.dtype)
+    gauss = jnp.exp(-0.5 * ((u[..., None] - centres[None, None]) * count) ** 2)
+    return gauss * shares(x.shape[0])[:, None, None], difference / r[..., None]
+
+
 @jax.custom_vjp
 def messages(filters: Float[Array, "P n C"], v: Float[Array, "n C"]) -> Float[Array, "n C"]:
     """m_i = Σ_{j≠i} f_ij ⊙ v_j, f_ij = f_ji.
