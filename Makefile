@@ -18,7 +18,7 @@ demo: .venv/ready  ## train on the 40-mode mixture, sample, evaluate, write a re
 	$(BIN)/demx report $(RUN)
 
 test: .venv/ready  ## fast tests
-	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow"
 
 test-slow: .venv/ready  ## long checks: whole trainings against their bars
 	XLA_FLAGS= $(BIN)/pytest -m slow

@@ -28,6 +28,15 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 install_import_hook("demx", "checker.typecheck")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_more_programs_than_needed():
+    """A program is some mappings of memory, of which a process may only have 65 530."""
+    yield
+    mappings = Path("/proc/self/maps")
+    if mappings.exists() and len(mappings.read_bytes().splitlines()) > 30_000:
+        jax.clear_caches()
+
+
 def pytest_addoption(parser):
     parser.addoption("--seed", type=int, default=0, help="seed of the statistical tests")
 

@@ -168,7 +168,8 @@ def test_the_whole_path(target, tmp_path, monkeypatch, capsys):
         said = demx("sample", directory, "-n", 30, "--correct", "mala", "--correct-steps", 4)
         # 4 gradient steps and the start, 30 slopes for a step size, 30 energies for the file
         assert "acceptance of the moves" in said and f"{30 * 5 + 30 + 30} energy calls" in said
-    found = json.loads(demx("evaluate", directory, "-n", 40, "--repeats", 3, "--json"))
+    small = ("-n", 40, "--repeats", 3, "--likelihood-n", 50)
+    found = json.loads(demx("evaluate", directory, *small, "--json"))
     assert found["target"] == target and found["n"] == 40
     assert found["energy_calls"] == 2 * 2 * 8 * 8
     for metric in found["metrics"].values():
@@ -176,7 +177,8 @@ def test_the_whole_path(target, tmp_path, monkeypatch, capsys):
     assert {"w2", "energy_w2", "ess", "psis_k", "nll", "log_z_is"} <= set(found["metrics"])
     assert ("w2_aligned" in found["metrics"]) == (target == "dw4")
     assert found["verdict"]
-    assert "energy_median" in demx("evaluate", directory, "-n", 40, "--repeats", 3)
+    if target == "gmm40":
+        assert "energy_median" in demx("evaluate", directory, *small)
     demx("report", directory, "-n", 40)
     page = (directory / "report.html").read_text()
     assert page.startswith("<!doctype html>") and page.count("<svg") >= 3

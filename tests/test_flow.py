@@ -150,6 +150,8 @@ def test_a_sampler_of_more_than_200_dimensions_knows_its_density(key):
         "target": {"num_modes": 2, "dim": 201},
         "network": {"width": 4, "depth": 1, "embedding": 2},
         "precondition": {"kind": "denoiser", "sigma_data": 2.0},
+        "noise": {"kind": "geometric", "sigma_min": 0.02, "sigma_max": 4.0},
+        "grid": {"sigma_last": 0.01},
     }
     target, full = api.resolve("gaussian_mixture", settings=settings)
     made = config.build_method("idem", target, full)
