@@ -168,7 +168,7 @@ def test_the_whole_path(target, tmp_path, monkeypatch, capsys):
         said = demx("sample", directory, "-n", 30, "--correct", "mala", "--correct-steps", 4)
         # 4 gradient steps and the start, 30 slopes for a step size, 30 energies for the file
         assert "acceptance of the moves" in said and f"{30 * 5 + 30 + 30} energy calls" in said
-    small = ("-n", 40, "--repeats", 3, "--likelihood-n", 50)
+    small = ("-n", 40, "--repeats", 3, "--likelihood-n", 100)
     found = json.loads(demx("evaluate", directory, *small, "--json"))
     assert found["target"] == target and found["n"] == 40
     assert found["energy_calls"] == 2 * 2 * 8 * 8
