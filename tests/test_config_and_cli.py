@@ -56,7 +56,7 @@ def test_a_new_kind_starts_its_section_anew():
         ({"network": {"kind": "mpl"}}, "unknown network 'mpl'; did you mean 'mlp'"),
         ({"draws": {"num_samples": "many"}}, "draws.num_samples: expected int, got 'many'"),
         ({"draws": {"num_samples": True}}, "expected int, got True"),
-        ({"estimator": {"kind": "mixed"}}, "missing setting 'estimator.local_variance'"),
+        ({"noise": {"kind": "linear"}}, "missing setting 'noise.sigma_max'"),
         ({"estimator": {"wrap": ["cond"]}}, "unknown estimator wrapper 'cond'"),
     ],
 )  # fmt: skip
@@ -140,6 +140,7 @@ def test_help_is_complete_and_starts_without_jax():
 
 
 SMALL = [
+    "--set=moves=none",
     "--set=draws.num_samples=8", "--set=network.width=8", "--set=training.outer_steps=2",
     "--set=training.inner_steps=2", "--set=training.batch_size=8", "--set=grid.num_steps=5",
     "--set=evaluation.n=50",
