@@ -21,10 +21,10 @@ def compared(tmp_path_factory):
 def test_metrics_costs_and_floors_stand_side_by_side(compared):
     _, rows = compared
     header, lines = page.cells(rows)
-    assert header == ["", "importance", "floor"]
+    assert header == ["", "floor", "importance"]
     table = {line[0]: line[1:] for line in lines}
-    assert table["energy calls, training"][0] == f"{20 * 4096:,}"  # steps of so many draws
-    value, floor = (float(cell.split()[0]) for cell in table["w2"])
+    assert table["energy calls, training"][1] == f"{20 * 4096:,}"  # steps of so many draws
+    floor, value = (float(cell.split()[0]) for cell in table["w2"])
     assert floor < value  # a single normal for 40 modes
     assert all(row.peak_gigabytes > 0.1 and row.seconds > 1 for row in rows)
 

@@ -1,6 +1,7 @@
 """A comparison of methods: one table for a terminal, one page with figures."""
 
 import html
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rich.table import Table
 import demx
 from demx import config
 from demx.comparison import Row
+from demx.correction import equal_weights
 from demx.evaluate import reference
 from demx.evaluate.evaluation import batched_energies
 from demx.report import figures
@@ -25,7 +27,7 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Header and lines: metrics first, beside their floor, then what each method has cost."""
     good = [row for row in rows if not row.error]
     names = list(dict.fromkeys(name for row in good for name in row.evaluation["metrics"]))
-    header = ["", *(row.method for row in rows), "floor"]
+    header = ["", "floor", *(row.method for row in rows)]
     lines = []
     for name in names:
         line, floor = [name], ""
@@ -37,7 +39,7 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
             line.append(text)
             if metric and metric["floor"] is not None:
                 floor = with_error(metric["floor"], metric["floor_standard_error"])
-        lines.append([*line, floor])
+        lines.append([line[0], floor, *line[1:]])
     costs = {
         "energy calls, training": lambda row: f"{row.evaluation['energy_calls']:,}",
         "energy calls, evaluation": lambda row: f"{row.evaluation['evaluation_energy_calls']:,}",
@@ -46,7 +48,7 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
         "peak GB": lambda row: f"{row.peak_gigabytes:.2f}",
     }
     for name, say in costs.items():
-        lines.append([name, *("" if row.error else say(row) for row in rows), ""])
+        lines.append([name, "", *("" if row.error else say(row) for row in rows)])
     return header, lines
 
 
@@ -57,7 +59,8 @@ NOTE = (
 
 
 def show(target: str, rows: Sequence[Row]) -> None:
-    console = Console(soft_wrap=True)
+    # written to a file or a pipe, nothing need be cut at 80 columns
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 240)
     table = Table(title=f"methods on {target}", title_justify="left", box=None, pad_edge=False)
     header, lines = cells(rows)
     for column in header:
@@ -96,7 +99,7 @@ def write(target: str, rows: Sequence[Row], path: Path) -> Path:
         if not row.error:
             words = " ".join(row.evaluation["verdict"])
             parts.append(f"<p><b>{html.escape(row.method)}</b>: {html.escape(words)}</p>")
-    drawn = {row.method: read(row.samples).x for row in rows if row.samples is not None}
+    drawn = {row.method: _evenly(row.samples) for row in rows if row.samples is not None}
     parts.append('<div class="row">')
     for name, x in drawn.items():
         x = x[np.isfinite(x).reshape(len(x), -1).all(axis=1)]
@@ -120,6 +123,14 @@ def write(target: str, rows: Sequence[Row], path: Path) -> Path:
     )
     write_atomic(path, page.encode())
     return path
+
+
+def _evenly(path: Path) -> np.ndarray:
+    """Samples of a file; weighted ones are resampled."""
+    stored = read(path)
+    if stored.log_weight is None:
+        return stored.x
+    return stored.x[equal_weights(stored.log_weight, len(stored.x), 0)]
 
 
 def _of_reference(target: str, built) -> np.ndarray | None:
