@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from demx.networks.embedding import linear, sinusoidal
-from demx.networks.pairs import collected, messages, partners, radial_basis
+from demx.networks.pairs import collected, forces, messages, partners, radial_basis
 from demx.space import MeanFree, Space
 
 
@@ -87,10 +87,7 @@ class Directed(eqx.Module):
         for layer in self.layers:
             h, v = layer(h, v, basis, unit, conditioning)
         a, b = linear(self.read_self, h), linear(self.read_other, h)
-        filters = basis @ self.read_filter
-        forth = jnp.sum(filters * a[None] * partners(b), axis=-1, keepdims=True)
-        back = jnp.sum(filters * partners(a) * b[None], axis=-1, keepdims=True)
-        out = jnp.sum(forth * unit, axis=0) - collected(back * unit)
+        out = forces(basis @ self.read_filter, a, b, unit)
         out = out + jnp.sum(linear(self.read_vectors, h)[:, None] * v, axis=-1)
         out = out + x * linear(self.read_radial, h)
         return out - jnp.mean(out, axis=0, keepdims=True)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from demx.networks.embedding import linear, sinusoidal
-from demx.networks.pairs import collected, messages, partners, radial_basis
+from demx.networks.pairs import forces, messages, radial_basis
 from demx.space import MeanFree, Space
 
 
@@ -66,11 +66,7 @@ class Lean(eqx.Module):
         for layer in self.layers:
             h = layer(h, basis, conditioning)
         a, b = linear(self.read_self, h), linear(self.read_other, h)
-        filters = basis @ self.read_filter
-        # what the second particle of a pair does to the first, and the first to the second
-        forth = jnp.sum(filters * a[None] * partners(b), axis=-1, keepdims=True)
-        back = jnp.sum(filters * partners(a) * b[None], axis=-1, keepdims=True)
-        out = jnp.sum(forth * unit, axis=0) - collected(back * unit)
+        out = forces(basis @ self.read_filter, a, b, unit)
         out = out + x * linear(self.read_radial, h)
         return out - jnp.mean(out, axis=0, keepdims=True)
 

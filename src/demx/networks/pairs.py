@@ -52,6 +52,19 @@ def radial_basis(
     return gauss * shares(x.shape[0])[:, None, None], difference / r[..., None]
 
 
+def forces(
+    filters: Float[Array, "P n C"],
+    a: Float[Array, "n C"],
+    b: Float[Array, "n C"],
+    unit: Float[Array, "P n dim"],
+) -> Float[Array, "n dim"]:
+    """Σ_j r̂_ij Σ_c f_ijc a_ic b_jc, f_ij = f_ji: of every pair, on both of its particles."""
+    # what the second particle of a pair does to the first, and the first to the second
+    forth = jnp.sum(filters * a[None] * partners(b), axis=-1, keepdims=True)
+    back = jnp.sum(filters * partners(a) * b[None], axis=-1, keepdims=True)
+    return jnp.sum(forth * unit, axis=0) - collected(back * unit)
+
+
 @jax.custom_vjp
 def messages(filters: Float[Array, "P n C"], v: Float[Array, "n C"]) -> Float[Array, "n C"]:
     """m_i = Σ_{j≠i} f_ij ⊙ v_j, f_ij = f_ji.
