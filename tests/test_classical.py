@@ -316,6 +316,19 @@ def test_a_plateau_has_the_volume_of_its_points(seed):
     assert abs(plateau.mean() - 0.5) < allowed
 
 
+def test_points_that_never_left_their_birth_are_among_the_living(seed):
+    """Of 2 points one dies at 0; 3 born there never leave, so X shrinks by 1/2, 1/4, 1/3, 1/2, 1."""
+    birth = np.array([np.nan, np.nan, 0.0, 0.0, 0.0])
+    death = np.array([0.0, 1.0, 0.0, 0.0, 0.0])
+    volume = np.exp(volumes(birth, death, seed))
+    np.testing.assert_allclose(volume.sum(axis=0), 1.0)
+    # E[U^{1/m}] = m/(m+1); shells end half-way between the neighbours' X
+    left = np.cumprod([2 / 3, 4 / 5, 3 / 4, 2 / 3, 1 / 2])
+    want = (left[-2] + left[-1]) / 2
+    last = volume[1]
+    assert abs(last.mean() - want) < 4 * last.std() / SHRINKAGES**0.5
+
+
 @pytest.mark.parametrize("name", ["metropolis", "mala", "hmc", "nuts"])
 def test_a_steep_energy_is_not_a_bad_one(name, key):
     """Proposals that cannot be accepted, at energies that are finite, are no bad calls."""

@@ -9,6 +9,7 @@ simulated shrinkages; it does not see lost modes, or slice moves too short to fo
 If p had longer tails than the prior, L would grow outwards without end: a wide prior is safe.
 """
 
+import warnings
 from typing import NamedTuple
 
 import equinox as eqx
@@ -138,6 +139,13 @@ def nested(target: Target, settings: Nested) -> Method:
         value, error, posterior = evidence(log_weight)
         rows = equal_weights(posterior, n, int(jax.random.bits(key_choose)))
         x = jax.vmap(space.configuration)(jnp.asarray(points.position[rows]))
+        stuck = int(np.sum(points.loglikelihood_birth >= points.loglikelihood))
+        if stuck:
+            warnings.warn(
+                f"nested: {stuck} of {len(points.loglikelihood)} points never left the one they "
+                "were born of, so log Z is in doubt; raise moves_per_dof or num_live",
+                stacklevel=2,
+            )
         # those that are born of others lie where the energy is finite
         bad_calls = int(np.isneginf(points.loglikelihood).sum())
         return Samples(x, energy_calls=calls, bad_calls=bad_calls, log_z=(value, error))
@@ -150,11 +158,15 @@ def volumes(birth: np.ndarray, death: np.ndarray, seed: int) -> np.ndarray:
 
     birth, death: (points,) log-likelihoods above which a point was born (nan: of the prior), and
     its own. A death among m live points shrinks X by a factor U^{1/m}; many born at one level count
-    only after all deaths at that level, which is also right for plateaus (Fowlie et al., 2021).
+    only after all deaths at that level, which is also right for plateaus (Fowlie et al., 2021). One
+    whose moves never left its birth dies where it was born, after those and among its like.
     """
-    order = np.argsort(death, kind="stable")
+    death = np.fmax(birth, death)  # rounding may put it below
+    stuck = birth == death
+    order = np.lexsort((stuck, death))
     first, later = np.isnan(birth).sum(), np.sort(birth[~np.isnan(birth)])
-    alive = first + np.searchsorted(later, death[order], side="left") - np.arange(len(death))
+    before, after = (np.searchsorted(later, death[order], side=side) for side in ("left", "right"))
+    alive = first + np.where(stuck[order], after, before) - np.arange(len(death))
     uniform = np.random.default_rng(seed).random((len(death), SHRINKAGES))
     log_x = np.cumsum(np.log1p(-uniform) / alive[:, None], axis=0)
     # shells end half-way between neighbours; the first begins at X = 1, the last ends at 0
