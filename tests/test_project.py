@@ -15,6 +15,7 @@ EDGE |= {
     "fitted",
     "recipe",
     "resolve",
+    "source",
     "samples",
     "machine",
     "bench",

@@ -8,6 +8,7 @@ from demx.errors import UserError
 from demx.recipe import Probe, probe, settings
 from demx.resolve import named_target
 from demx.space import Euclidean, MeanFree
+from demx.targets.function import CHECKED
 
 ONE_LOOK = 64 * (100 + 1 + 1 + 40 * 4)  # descent, slopes, start of the moves, moves
 
@@ -23,7 +24,7 @@ def test_a_probe_finds_the_width_of_modes_and_is_counted():
     # 64 points: the median of χ²_3/3 has a relative error of about 0.1; two digits are kept
     median = (1 - 2 / 27) ** 3
     assert full["estimator"]["local_variance"] == pytest.approx(0.09 / median, rel=0.45)
-    assert full["probe_calls"] == ONE_LOOK
+    assert full["probe_calls"] == ONE_LOOK + CHECKED + resolve.FINGERPRINT
     made = config.build_method("idem", built, full)
     assert made.calls_at_init == full["probe_calls"]
     plain = {"estimator": {"kind": "log_sum_exp"}}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 from jaxtyping import Array, ArrayLike
 from rich.console import Console
@@ -15,7 +16,7 @@ from demx.errors import UserError
 from demx.fitted import Fitted, LogZ, log_z
 from demx.glance import Glance
 from demx.progress import ProgressLine
-from demx.resolve import check_warm_start, resolve
+from demx.resolve import check_warm_start, reopen, resolve
 from demx.store import Store
 from demx.train import Progress, parse_budget, train
 from demx.types import Target
@@ -40,7 +41,8 @@ def fit(
     checkpoint_seconds: float = 15.0,
     settings: Mapping[str, Any] | None = None,
 ) -> Fitted:
-    """Train a sampler on a target: a name, a Target, or an energy function of one configuration.
+    """Train a sampler on a target: a name, FILE.py:NAME, a Target, or an energy function of one
+    configuration.
 
     budget: '10m', '90s' of training or '5e6calls'. directory: keep a run there, and go on from
     it when called again. dim / particles / scale: the space of an energy function and, if it is
@@ -96,10 +98,13 @@ def fit(
 
 
 def load(directory: str | Path) -> Fitted:
-    """A run from its directory. For a run of an energy function call `fit` again."""
+    """A run from its directory; the file of a FILE.py:NAME is read again.
+
+    For a run of an energy that was handed over in Python call `fit` again.
+    """
     store = Store(directory)
     config = store.config()
-    if "fingerprint" in config:
+    if "fingerprint" in config and "source" not in config:
         raise UserError(
             f"{directory}: a run of an energy given in Python ({config['target']}), which is not "
             "stored; call demx.fit with the same energy and directory"
@@ -107,9 +112,13 @@ def load(directory: str | Path) -> Fitted:
     for name in ("target", "method"):
         if name not in config:
             raise UserError(f"{store.config_file}: expected an entry {name!r}, found none")
-    target = configuration.build_target(config["target"], config.get("target_settings", {}))
+    if "source" in config:
+        target = reopen(config, directory)
+    else:
+        target = configuration.build_target(config["target"], config.get("target_settings", {}))
     method = configuration.build_method(config["method"], target, config)
-    like = method.init(jax.random.key(0))
+    # not init itself: what that would cost is not spent
+    like = eqx.filter_eval_shape(method.init, jax.random.key(0))
     found = store.load((like, like))
     if found is None:
         raise UserError(f"{directory}: no checkpoint yet; run demx fit first")

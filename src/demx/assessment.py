@@ -23,7 +23,7 @@ from demx.evaluate.evaluation import (
 )
 from demx.evaluate.reference import Reference
 from demx.evaluate.weights import ess
-from demx.resolve import named_target
+from demx.resolve import open_target, reference_key
 from demx.samples import Stored, fitting
 from demx.types import Target
 
@@ -120,7 +120,8 @@ def reference(
         sizes = Equilibrium(**equilibrium)
     except (TypeError, ValueError) as error:
         raise UserError(str(error)) from error
-    name, built = named_target(target, about, dim=dim, particles=particles, scale=sizes.scale)
+    opened = open_target(target, about, dim=dim, particles=particles, scale=sizes.scale)
+    built = opened.target
     made = references.make(built, seed=seed, n=n, settings=sizes, report=report)
     for size in (1000, 2000):
         if n >= 2 * size:
@@ -128,7 +129,7 @@ def reference(
             made = made.with_floors(size, floors(built, made, size, WORKERS))
     path = Path(output) if output else None
     if path is None and isinstance(target, str):
-        path = references.cache_file(name, about)
+        path = references.cache_file(*reference_key(opened.head(about)))
     if path is not None:
         made.save(path)
     return made, path
@@ -162,7 +163,8 @@ def assess(
     flow on the samples instead.
     """
     about = _target_settings(settings)
-    name, built = named_target(target, about, dim=dim, particles=particles)
+    opened = open_target(target, about, dim=dim, particles=particles, look=False)
+    built = opened.target
     stored = samples if isinstance(samples, Stored) else Stored(np.asarray(samples))
     stored = fitting(stored, built.space.shape, "samples")
     stored = stored._replace(x=np.asarray(built.space.project(jnp.asarray(stored.x))))
@@ -182,7 +184,7 @@ def assess(
         x = x[equal_weights(stored.log_weight, len(x), seed)]
     found = ruler(reference)
     if found is None and (isinstance(target, str) or hasattr(built, "sample")):
-        found = references.find(name, about, built)
+        found = references.find(*reference_key(opened.head(about)), built)
     try:
         judged = assess_target(
             built, x, reference=found, n=n, density=density, mcmc_calls=mcmc_calls, seed=seed

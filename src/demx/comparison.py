@@ -64,15 +64,20 @@ def compare(
     seed: int,
     n: int,
     repeats: int,
+    space: Sequence[str] = (),
     report: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:
-    """Fit, sample and evaluate every method in turn; those already done are only read."""
+    """Fit, sample and evaluate every method in turn; those already done are only read.
+
+    space: what `demx fit` is told of the space of an energy function.
+    """
     for name in methods:
         method_entry(name)
     if len(set(methods)) < len(methods):
         raise UserError(f"methods: expected each once, got {', '.join(methods)}")
     directory.mkdir(parents=True, exist_ok=True)
     asked = {"target": target, "budget": budget, "seed": seed, "n": n, "repeats": repeats}
+    asked |= {"space": list(space)} if space else {}
     rows = []
     for name in methods:
         run, kept = directory / name, directory / name / "comparison.json"
@@ -102,6 +107,7 @@ def _read(kept: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
 def _one(name: str, run: Path, asked: dict[str, Any], report) -> dict[str, Any]:
     target, seed = asked["target"], str(asked["seed"])
     fit = ["fit", target, "--method", name, "--seed", seed, "--directory", str(run), "--quiet"]
+    fit += asked.get("space", [])
     if asked["budget"] is not None:
         fit += ["--budget", asked["budget"]]
     size = str(asked["n"])

@@ -15,7 +15,7 @@ from demx.evaluate import reference as references
 from demx.evaluate.reference import Reference
 from demx.evaluate.weights import ess, log_z_is
 from demx.methods.annealing import Annealing
-from demx.resolve import rows
+from demx.resolve import reference_key, rows
 from demx.train import Progress
 from demx.types import Method, Samples, Target
 
@@ -187,11 +187,10 @@ class Fitted:
 
     def reference(self) -> Reference | None:
         """The reference sets of the target, if there are any."""
-        if "fingerprint" in self.config:
+        if "fingerprint" in self.config and "source" not in self.config:
             exact = hasattr(self.target, "sample")
             return references.make(self.target) if exact else None
-        about = self.config.get("target_settings", {})
-        return references.find(self.config["target"], about, self.target)
+        return references.find(*reference_key(self.config), self.target)
 
 
 def log_z(drawn: Samples) -> LogZ:

@@ -2,49 +2,96 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Array, ArrayLike
 
 from demx import config as configuration
+from demx import source as sources
 from demx.errors import UserError
 from demx.recipe import probe
 from demx.recipe import settings as settings_for
+from demx.source import Source
 from demx.space import Euclidean, MeanFree, normal
-from demx.targets.function import FunctionTarget, check_energy
+from demx.targets.function import CHECKED, FunctionTarget, check_energy, check_shape
 from demx.types import Target
 
 
-def named_target(
+class Opened(NamedTuple):
+    """A target, what to call it, and the energy calls that a first look at it took.
+
+    source: the file it comes from, if it is a name in one; where: the space that was named for it.
+    """
+
+    name: str
+    target: Target
+    energy_calls: int = 0
+    source: Source | None = None
+    where: dict[str, Any] = {}
+
+    def head(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """What a configuration says of its target."""
+        found = {"target": self.name} | ({"target_settings": dict(settings)} if settings else {})
+        return found | ({"source": str(self.source), **self.where} if self.source else {})
+
+
+def open_target(
     target: str | Target | Callable[[Array], Array],
     settings: Mapping[str, Any],
     *,
     dim: int | None = None,
     particles: tuple[int, int] | None = None,
     scale: float | None = None,
-) -> tuple[str, Target]:
-    """A name and a Target from a name, a Target, or an energy function and its space."""
-    if not callable(target) and (dim is not None or particles is not None):
-        raise UserError("dim, particles: only for an energy function; this target has its space")
+    look: bool = True,
+) -> Opened:
+    """From a name, FILE.py:NAME, a Target, or an energy function and its space.
+
+    look: also at values and gradients of an energy function, not only at its shape.
+    """
+    source = sources.parse(target) if isinstance(target, str) else None
+    if source is not None:
+        target = sources.load(source, settings)
+    if (isinstance(target, str) or hasattr(target, "log_density")) and (
+        dim is not None or particles is not None
+    ):
+        raise UserError(
+            "dim, particles (--dim, --shape): only for an energy function; this target has its "
+            "space"
+        )
     if isinstance(target, str):
-        return target, configuration.build_target(target, settings)
+        return Opened(target, configuration.build_target(target, settings))
     if hasattr(target, "log_density"):
-        return type(target).__name__, target
-    if callable(target):
-        if (dim is None) == (particles is None):
-            raise UserError(
-                "an energy function needs one of dim=… and particles=(n, dimension), "
-                f"got dim={dim}, particles={particles}"
-            )
         try:
-            space = Euclidean(dim) if dim is not None else MeanFree(*particles)
-            check_energy(target, space, scale or 1.0)
-        except (TypeError, ValueError) as error:
-            raise UserError(str(error)) from error
-        return getattr(target, "__name__", "energy"), FunctionTarget(target, space)
-    raise UserError(f"target: expected a name, a Target or a function, got {target!r}")
+            check_shape(target.log_density, target.space)
+        except ValueError as error:
+            raise UserError(f"target: its log_density is not usable; {error}") from error
+        return Opened(source.title if source else type(target).__name__, target, 0, source)
+    if not callable(target):
+        raise UserError(f"target: expected a name, a Target or a function, got {target!r}")
+    if (dim is None) == (particles is None):
+        raise UserError(
+            "an energy function needs one of dim=… and particles=(n, dimension), on the command "
+            "line --dim 10 or --shape 13,3 --symmetry particles; "
+            f"got dim={dim}, particles={particles}"
+        )
+    try:
+        space = Euclidean(dim) if dim is not None else MeanFree(*particles)
+        (check_energy(target, space, scale or 1.0) if look else check_shape(target, space))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{source}: {error}" if source else str(error)) from error
+    name = source.title if source else getattr(target, "__name__", "energy")
+    where = {"dim": dim} if dim is not None else {"particles": list(particles)}
+    return Opened(name, FunctionTarget(target, space), CHECKED if look else 0, source, where)
+
+
+def named_target(
+    target: str | Target | Callable[[Array], Array], settings: Mapping[str, Any], **options: Any
+) -> tuple[str, Target]:
+    """`open_target`: the name and the Target."""
+    return open_target(target, settings, **options)[:2]
 
 
 def resolve(
@@ -72,32 +119,83 @@ def resolve(
             )
     configuration.method_entry(method)
     about = settings.pop("target", {})
-    name, built = named_target(target, about, dim=dim, particles=particles, scale=scale)
+    opened = open_target(target, about, dim=dim, particles=particles, scale=scale)
+    built, calls = opened.target, opened.energy_calls
     if scale is not None and not scale > 0:
         raise UserError(f"scale: expected a positive number, got {scale}")
-    named = isinstance(target, str) and not recipe
-    preset = configuration.preset(method, name) if named else {}
-    head = {"target": name, "method": method, "seed": seed}
+    shipped = isinstance(target, str) and opened.source is None
+    preset = configuration.preset(method, opened.name) if shipped and not recipe else {}
+    head = opened.head(about) | {"method": method, "seed": seed}
     if scale is not None:
         head["scale"] = scale
     if not preset:
         seen = probe(built, scale)
-        head["probe_calls"] = seen.energy_calls
+        calls += seen.energy_calls
         matching = configuration.method_entry(method).matching
         preset = (
             settings_for(built.space, seen) if matching else {"sampler": {"scale": seen.spread}}
         )
     sections = configuration.resolve_sections(method, built.space, [preset, settings])
-    if about:
-        head["target_settings"] = about
-    if not isinstance(target, str):
+    if not shipped:
         head["fingerprint"] = _fingerprint(built, scale or 1.0)
+        calls += FINGERPRINT
+    if calls:
+        head["probe_calls"] = calls
     return built, {**head, **sections}
 
 
+def reopen(config: Mapping[str, Any], place: str | Path) -> Target:
+    """The target of a run of FILE.py:NAME: the file is read again, and must hold the same energy.
+
+    Costs FINGERPRINT energy calls.
+    """
+    source = sources.parse(config["source"])
+    if not source.path.exists():
+        raise UserError(
+            f"{place}: its energy is in {source.path}, which is not there any more; put it back, "
+            "or name its new place as `source` in config.toml"
+        )
+    particles = config.get("particles")
+    built = open_target(
+        config["source"],
+        config.get("target_settings", {}),
+        dim=config.get("dim"),
+        particles=None if particles is None else tuple(particles),
+        look=False,
+    ).target
+    found, known = _fingerprint(built, config.get("scale", 1.0)), config["fingerprint"]
+    same = found[0] == known[0] and np.allclose(
+        np.array(found[1:], float), np.array(known[1:], float), 2e-3, 0, equal_nan=True
+    )
+    if not same:
+        raise UserError(
+            f"{place}: {source} is not the energy this run was trained on (at fixed points "
+            f"{', '.join(known[:4])}, now {', '.join(found[:4])}); restore it, or fit it in "
+            "another directory"
+        )
+    return built
+
+
+def reference_key(head: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """By what name and settings the reference sets of a configuration's target are kept."""
+    about = dict(head.get("target_settings", {}))
+    if "source" not in head:
+        return head["target"], about
+    where = {key: head[key] for key in ("source", "dim", "particles") if key in head}
+    return sources.slug(head["source"]), about | where
+
+
+FINGERPRINT = 8  # points, and energy calls
+
+
+def opening_calls(config: Mapping[str, Any]) -> int:
+    """What opening a run has cost."""
+    return FINGERPRINT if "source" in config else 0
+
+
 def _fingerprint(target: Target, scale: float) -> list[str]:
-    """Shape and log-densities at eight fixed points: tells one energy from another of that name."""
-    points = scale * normal(jax.random.key(8), target.space, (8,))
+    """Shape and log-densities at fixed points: tells one energy from another of that name."""
+    points = scale * normal(jax.random.key(8), target.space, (FINGERPRINT,))
     values = jax.jit(jax.vmap(target.log_density))(points)
     return [str(target.space.shape), *(f"{float(value):.4g}" for value in values)]
 

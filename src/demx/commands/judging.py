@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from demx.commands.space import Symmetry, introduce, options, space_of
 from demx.errors import UserError
 
 Target = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
@@ -25,6 +26,9 @@ def evaluate(
     reference: str | None = None,
     correct: Literal["none", "mala", "hmc", "smc"] = "none",
     correct_steps: int = 300,
+    dim: int | None = None,
+    shape: str | None = None,
+    symmetry: Symmetry = "none",
     set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
     json: bool = False,
 ) -> None:
@@ -36,7 +40,7 @@ def evaluate(
 
     Args:
         what: a run directory, or a file of samples.
-        target: whose samples a file holds: a name from `demx list`.
+        target: whose samples a file holds: a name from `demx list`, or FILE.py:NAME.
         n: size of one block of samples.
         repeats: blocks drawn from a run; standard errors come from their spread.
         seed: of the samples.
@@ -49,11 +53,15 @@ def evaluate(
         reference: a file made by `demx reference -o`, instead of the one demx would find.
         correct: correct the samples of a run before they are judged, as in `demx sample`.
         correct_steps: gradient steps of mala or hmc for each sample.
+        dim: of an energy function on R^dim.
+        shape: of an energy function's argument, such as 13,3.
+        symmetry: particles: of that shape, free to move, turn and be exchanged.
         set: a setting of the target of a file, such as target.num_particles=7.
         json: print JSON instead of a table.
     """
     from demx import api, assessment, samples
     from demx.report import tables
+    from demx.resolve import opening_calls
     from demx.train import parse_budget
 
     if n < 10 or repeats < 1:
@@ -63,8 +71,11 @@ def evaluate(
     calls = int(parse_budget(f"{mcmc_calls}calls").energy_calls) if mcmc else 0
     ruler = None if reference is None else Path(reference)
     if Path(what).is_dir() or not Path(what).suffix:
-        if target is not None or set:
-            raise UserError("--target, --set: only for a file; a run knows its target")
+        where = space_of(dim, shape, symmetry)
+        if target is not None or set or where:
+            raise UserError(
+                "--target, --dim, --shape, --set: only for a file; a run knows its target"
+            )
         fitted = api.load(what)
         spent = fitted.progress.energy_calls
         found = fitted.evaluate(
@@ -72,6 +83,8 @@ def evaluate(
             mcmc_calls=min(calls, spent), reference=ruler,
             correct=None if correct == "none" else correct, correct_steps=correct_steps,
         )  # fmt: skip
+        opening = found.samples.energy_calls + opening_calls(fitted.config)
+        found = found._replace(samples=found.samples._replace(energy_calls=opening))
         about = tables.About.of_run(fitted)
     else:
         if correct != "none":
@@ -81,6 +94,7 @@ def evaluate(
         found = assessment.assess(
             target, samples.read(Path(what)), n=n, seed=seed, likelihood=likelihood,
             likelihood_n=likelihood_n, mcmc_calls=calls, reference=ruler, settings=set,
+            **space_of(dim, shape, symmetry),
         )  # fmt: skip
         about = tables.About(target, Path(what).name)
     print(tables.as_json(about, found)) if json else tables.show(about, found)
@@ -95,31 +109,41 @@ def compare(
     seed: int = 0,
     n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1000,
     repeats: int = 5,
+    scale: float | None = None,
+    dim: int | None = None,
+    shape: str | None = None,
+    symmetry: Symmetry = "none",
 ) -> None:
     """Train, sample and evaluate several methods on one target; write one page.
 
     Every method runs alone, in processes of its own; the same command goes on where it stopped.
 
     Args:
-        target: a name from `demx list`.
+        target: a name from `demx list`, or FILE.py:NAME as in `demx fit`.
         methods: names with commas between them, such as idem,smc,hmc.
         budget: of each method's training, as in `demx fit`.
         directory: where runs and page are kept (default: runs/compare-TARGET).
         seed: of every method.
         n: size of one block of samples.
         repeats: blocks; standard errors come from their spread.
+        scale: rough width of the target's mass, where there is no preset (default: probed).
+        dim: of an energy function on R^dim.
+        shape: of an energy function's argument, such as 13,3.
+        symmetry: particles: of that shape, free to move, turn and be exchanged.
     """
-    from demx import comparison
+    from demx import comparison, source
     from demx.report import comparison as page
 
     if n < 10 or repeats < 1:
         raise UserError(
             f"expected -n of at least 10 and --repeats of at least 1, got {n} and {repeats}"
         )
-    place = Path(directory or f"runs/compare-{target}")
+    place = Path(directory or f"runs/compare-{source.slug(target)}")
+    introduce(target)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     rows = comparison.compare(
         target, names, place, budget=budget, seed=seed, n=n, repeats=repeats,
+        space=options(dim, shape, symmetry, scale),
         report=lambda text: print(text, file=sys.stderr, flush=True),
     )  # fmt: skip
     page.show(target, rows)
@@ -139,6 +163,9 @@ def reference(
     max_rungs: int = 16,
     beta_min: float = 0.05,
     leapfrog: int = 8,
+    dim: int | None = None,
+    shape: str | None = None,
+    symmetry: Symmetry = "none",
     set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
 ) -> None:
     """Make near-exact reference samples: two independent sets with what vouches for them.
@@ -148,7 +175,7 @@ def reference(
     the agreement of compact and dispersed starts are met. Exit code 1 if they are not.
 
     Args:
-        target: a name from `demx list`.
+        target: a name from `demx list`, or FILE.py:NAME as in `demx fit`.
         n: samples in each of the two sets.
         output: npz file (default: the user's cache, where `demx evaluate` looks).
         seed: all randomness follows from it.
@@ -157,6 +184,9 @@ def reference(
         max_rungs: most temperatures of an ensemble.
         beta_min: lowest inverse temperature; closer to 1 is cheaper where barriers are low.
         leapfrog: steps of one HMC move.
+        dim: of an energy function on R^dim.
+        shape: of an energy function's argument, such as 13,3.
+        symmetry: particles: of that shape, free to move, turn and be exchanged.
         set: change a setting of the target, such as target.num_particles=7.
     """
     from demx import assessment
@@ -164,11 +194,12 @@ def reference(
 
     if n < 100:
         raise UserError(f"n: expected at least 100, got {n}")
+    introduce(target)
     made, path = assessment.reference(
         target, n=n, output=output, seed=seed, settings=set,
         report=lambda text: print(text, file=sys.stderr, flush=True),
         scale=scale, num_chains=chains, max_rungs=max_rungs, beta_min=beta_min,
-        num_leapfrog=leapfrog,
+        num_leapfrog=leapfrog, **space_of(dim, shape, symmetry),
     )  # fmt: skip
     tables.show_reference(target, made, path)
     if not made.passed:

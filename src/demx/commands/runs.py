@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from demx.commands.space import Symmetry, introduce, space_of
 from demx.errors import UserError
 
 Target = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
@@ -21,6 +22,9 @@ def fit(
     directory: str | None = None,
     scale: float | None = None,
     recipe: bool = False,
+    dim: int | None = None,
+    shape: str | None = None,
+    symmetry: Symmetry = "none",
     set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
     warm_start: str | None = None,
     checkpoint_seconds: float = 15.0,
@@ -31,7 +35,8 @@ def fit(
     The same command resumes: what an uninterrupted run would have given, to the bit.
 
     Args:
-        target: a name from `demx list`.
+        target: a name from `demx list`, or FILE.py:NAME: an energy function of one
+            configuration, a Target, or a function that returns one.
         method: a name from `demx list`.
         seed: all randomness of the run follows from it.
         budget: stop when the run has trained this much in all, such as 90s, 10m, 2h or
@@ -39,14 +44,19 @@ def fit(
         directory: where the run is kept (default: runs/TARGET-METHOD-seedSEED).
         scale: rough width of the target's mass, where there is no preset (default: probed).
         recipe: settings from a probe of the energy, also where there is a preset.
+        dim: of an energy function on R^dim.
+        shape: of an energy function's argument, such as 13,3.
+        symmetry: particles: of that shape, free to move, turn and be exchanged.
         set: change a setting, such as training.batch_size=64; may be given many times.
         warm_start: npz, npy or extxyz file of existing samples to fill the buffer with.
         checkpoint_seconds: how much work a kill may cost.
         quiet: no progress.
     """
-    from demx import api, config
+    from demx import api, config, source
 
-    directory = directory or f"runs/{target}-{method}-seed{seed}"
+    directory = directory or f"runs/{source.slug(target)}-{method}-seed{seed}"
+    if not quiet:
+        introduce(target)
     start = None
     if warm_start is not None:
         from demx import samples
@@ -60,6 +70,7 @@ def fit(
         directory=directory,
         scale=scale,
         recipe=recipe,
+        **space_of(dim, shape, symmetry),
         settings=config.parse_set(set),
         warm_start=start,
         progress=not quiet,
@@ -68,8 +79,8 @@ def fit(
     p = fitted.progress
     total = fitted.method.outer_steps
     print(
-        f"{directory}: {p.step} of {total} outer loops, {p.energy_calls:,} energy calls, "
-        f"{p.seconds:.0f} s of training"
+        f"{directory}: {p.step} of {total} outer loops, {p.energy_calls:,} energy calls "
+        f"({p.evaluation_calls:,} more to watch it), {p.seconds:.0f} s of training"
     )
     if fitted.ended == "converged":
         print(f"converged: no progress in {fitted.config['stopping']['patience']} looks")
@@ -108,6 +119,7 @@ def sample(
     from demx import api
     from demx import samples as files
     from demx.evaluate.evaluation import batched_energies
+    from demx.resolve import opening_calls
 
     fitted = api.load(run)
     path = Path(output) if output else Path(run) / "samples.npz"
@@ -129,7 +141,7 @@ def sample(
             f"log Z = {z.value:.4g} ± {z.standard_error:.2g}, effective share of the weights "
             f"{z.ess:.3g}, {z.bad} without a finite density"
         )
-    calls = samples.energy_calls + n
+    calls = samples.energy_calls + n + opening_calls(fitted.config)
     bad = int((~np.isfinite(energy)).sum())
     print(f"{path}: {n} samples, {bad} with an energy that is not finite, {calls:,} energy calls")
 

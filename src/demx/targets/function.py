@@ -9,6 +9,8 @@ from jaxtyping import Array, Float
 
 from demx.space import Space, normal
 
+CHECKED = 256  # points where an energy and its gradient are looked at before anything is trained
+
 
 class FunctionTarget(eqx.Module):
     """log p̃(x) = -energy(x), for an energy that maps one x of `space.shape` to a scalar."""
@@ -20,30 +22,47 @@ class FunctionTarget(eqx.Module):
         return -self.energy(x)
 
 
-def check_energy(energy: Callable[[Array], Array], space: Space, scale: float = 1.0) -> None:
-    """Stop early if the energy is not a finite scalar: shape by tracing, values at 256 points."""
+def check_shape(energy: Callable[[Array], Array], space: Space) -> None:
+    """Stop early if the energy of one x is not a floating-point scalar: by tracing, no call."""
     x = jax.ShapeDtypeStruct(space.shape, jnp.zeros(()).dtype)
     try:
         out = jax.eval_shape(energy, x)
     except Exception as error:
         raise ValueError(
             f"energy: could not be traced for one x of shape {space.shape} "
-            f"({type(error).__name__}: {str(error).splitlines()[0]}); "
-            "write it with jax.numpy for a single configuration"
+            f"({_one_line(error)}); write it with jax.numpy for a single configuration, or, if it "
+            "cannot be, wrap it with demx.targets.black_box"
         ) from error
     shape = getattr(out, "shape", None)
     if shape != ():
         raise ValueError(
-            f"energy: expected a scalar for one x of shape {space.shape}, got shape {shape}; "
+            f"energy: expected a scalar for one x of shape {space.shape}, got "
+            f"{f'shape {shape}' if shape is not None else type(out).__name__}; "
             "write the energy of one configuration, demx batches it"
         )
     if not jnp.issubdtype(out.dtype, jnp.floating):
         raise ValueError(f"energy: expected a floating-point scalar, got dtype {out.dtype}")
-    points = scale * normal(jax.random.key(0), space, (256,))
-    values, slopes = jax.jit(jax.vmap(jax.value_and_grad(energy)))(points)
+
+
+def check_energy(energy: Callable[[Array], Array], space: Space, scale: float = 1.0) -> None:
+    """Stop early if the energy is not a finite scalar: shape by tracing, values at 256 points."""
+    check_shape(energy, space)
+    points = scale * normal(jax.random.key(0), space, (CHECKED,))
+    try:
+        values, slopes = jax.jit(jax.vmap(jax.value_and_grad(energy)))(points)
+        values = jax.block_until_ready(values)
+    except Exception as error:
+        raise ValueError(
+            f"energy: no gradient could be had by jax.grad ({_one_line(error)}); write it with "
+            "jax.numpy, or wrap it with demx.targets.black_box"
+        ) from error
     axes = tuple(range(1, slopes.ndim))
     if not jnp.any(jnp.isfinite(values) & jnp.all(jnp.isfinite(slopes), axis=axes)):
         raise ValueError(
             "energy: expected finite values and gradients, got none at 256 normal points of "
             f"scale {scale}; check units, or name another scale"
         )
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
