@@ -317,7 +317,7 @@ def test_a_plateau_has_the_volume_of_its_points(seed):
 
 
 def test_points_that_never_left_their_birth_are_among_the_living(seed):
-    """Of 2 points one dies at 0; 3 born there never leave, so X shrinks by 1/2, 1/4, 1/3, 1/2, 1."""
+    """Of 2 points one dies at 0; 3 born there never leave: among 2, 4, 3, 2 and 1 living."""
     birth = np.array([np.nan, np.nan, 0.0, 0.0, 0.0])
     death = np.array([0.0, 1.0, 0.0, 0.0, 0.0])
     volume = np.exp(volumes(birth, death, seed))

@@ -20,11 +20,12 @@ SMALL = {
     "evaluation": {"every": 0},
     "moves": None,
     "strays": None,
+    "walk": None,
 }
 NETWORK = {
     "gmm40": {"width": 8, "depth": 1},
     "dw4": {"width": 8, "depth": 1, "num_basis": 4},
-    "lj13": {"width": 8, "depth": 1, "num_basis": 4},
+    "lj13": {"kind": "lean", "width": 8, "depth": 1, "num_basis": 4},
 }
 MATCHING = [name for name, entry in METHODS.items() if entry.matching]
 CASES = [(m, t) for m in MATCHING for t in NETWORK]

@@ -48,7 +48,8 @@ def test_memory_of_a_large_step():
     code = """
 import jax, resource
 from demx import api, config
-settings = {"draws": {"num_samples": 1000}, "training": {"batch_size": 512, "inner_steps": 2}}
+settings = {"walk": None, "draws": {"num_samples": 1000}}
+settings["training"] = {"batch_size": 512, "inner_steps": 2}
 target, full = api.resolve("lj13", settings=settings)
 method = config.build_method("idem", target, full)
 state, info = method.step(jax.random.key(1), method.init(jax.random.key(0)))

@@ -103,6 +103,7 @@ def inner_step(
     """A few whole inner steps (noise, estimate, gradient, update); and how many they are."""
     inner = 3
     changes = {
+        "walk": None,  # what is timed is the paper's step, S_K with K samples
         "draws": {"num_samples": num_samples},
         "training": {"batch_size": batch, "inner_steps": inner, "new_samples": 2},
         "grid": {"num_steps": 1},

@@ -23,6 +23,7 @@ SIZES = {  # batch and K of the public configurations
     "lj55": (128, 100),
 }
 EGNN = {"kind": "egnn"}
+LEAN = {"kind": "lean"}
 # large blocks stay with the process instead of going back to the system after each use: several
 # times faster for formulations with large arrays, so this is the fair comparison
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 35), "MALLOC_TRIM_THRESHOLD_": str(1 << 35)}
@@ -78,9 +79,10 @@ def against_plain(name: str, repeats: int, with_torch: bool, report: Report) -> 
     plain = take("plain_estimate", part="plain_estimate")
     ratio("plain_over_estimate", plain, fused)
     ratio("plain_over_own_noise", plain, own)
-    network = take("network", part="network_gradient", devices=every)
-    step = take("step", part="inner_step", devices=every)
-    ratio("one_device_over_step", take("step_one_device", part="inner_step"), step)
+    ours = {"network": LEAN if name != "gmm40" else None}
+    network = take("network", part="network_gradient", devices=every, **ours)
+    step = take("step", part="inner_step", devices=every, **ours)
+    ratio("one_device_over_step", take("step_one_device", part="inner_step", **ours), step)
     sample = take("sample_1000", part="sampling", batch=1000, devices=every)
     if name != "gmm40":
         egnn = {"part": "network_gradient", "devices": every, "network": EGNN}
@@ -133,7 +135,7 @@ def growth(repeats: int, report: Report) -> dict[str, Any]:
 
     The exponent is the slope of log seconds against log size between the largest three sizes.
     """
-    lj = {"target": "lj13", "batch": 128, "num_samples": 256}
+    lj = {"target": "lj13", "batch": 128, "num_samples": 256, "network": LEAN}
     cluster = {"target": "lennard_jones", "batch": 64, "num_samples": 128}
     mixture = {"target": "gaussian_mixture", "batch": 128, "num_samples": 128}
     lines = {  # a part, its sizes, the one that varies (of the target, if it is not a size), values

@@ -145,7 +145,8 @@ class Control(eqx.Module):
 
     def init(self, key: PRNGKeyArray) -> State:
         model = self.model(key)
-        opt_state = self.settings.training().optimiser().init(flatten(model)[0])
+        flat, model_of = flatten(model)
+        opt_state = self.settings.training().transformation(model_of).init(flat)
         return State(model, model, opt_state, jnp.zeros((), int))
 
     def draw(self, key: PRNGKeyArray, model: Guided, n: int) -> Path:
@@ -184,8 +185,8 @@ class Control(eqx.Module):
         return sum_chunks(one, flat, (jax.random.split(key, count), jnp.arange(count)))
 
     def step(self, key: PRNGKeyArray, state: State) -> tuple[State, Info]:
-        optimiser = self.settings.training().optimiser()
         flat, model_of = flatten(state.model)
+        optimiser = self.settings.training().transformation(model_of)
         mean, _ = flatten(state.average)
 
         def inner(carry, key):

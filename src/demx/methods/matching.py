@@ -93,9 +93,9 @@ class Matching(eqx.Module):
     walk: Walk | None = None
 
     def init(self, model: ScoreModel, contents: Contents | None = None) -> State:
-        flat, _ = flatten(model)
+        flat, model_of = flatten(model)
         contents = self.buffer.init(self.target.space) if contents is None else contents
-        opt_state = self.training.optimiser().init(flat)
+        opt_state = self.training.transformation(model_of).init(flat)
         step_size = jnp.asarray(0.0 if self.moves is None else self.moves.step_size, float)
         walk_step = jnp.asarray(0.0 if self.walk is None else self.walk.step, float)
         return State(model, model, opt_state, contents, jnp.zeros((), int), step_size, walk_step)
@@ -234,9 +234,8 @@ class Matching(eqx.Module):
         key_fill, key_inner = jax.random.split(key)
         filled = self.fill(key_fill, state)
         contents = filled.contents
-        optimiser = self.training.optimiser()
-
         flat, model_of = flatten(state.model)
+        optimiser = self.training.transformation(model_of)
         mean, _ = flatten(state.average)
 
         def inner(carry, key):

@@ -1,7 +1,13 @@
 """Sizes, rates and optimiser of the matching engine's two loops."""
 
+from collections.abc import Callable
+
 import equinox as eqx
+import jax
 import optax
+from jaxtyping import Array
+
+from demx.methods.soap import soap
 
 
 class Training(eqx.Module):
@@ -11,7 +17,8 @@ class Training(eqx.Module):
     put into the buffer each time. prior_fraction: share of x_0 drawn from the prior instead of the
     buffer, so that no region is forgotten. exploration: scale of the noise in the outer loop's
     reverse SDE (samples for users are drawn with 1). schedule: 'cosine' falls to zero over the
-    whole run, 'constant' stays. ema: decay of the parameter average that samples are drawn with.
+    whole run, 'constant' stays. optimiser: 'adam', or 'soap' (`methods/soap.py`), which needs fewer
+    steps where matrices are small. ema: decay of the parameter average that samples are drawn with.
     """
 
     outer_steps: int = 100
@@ -23,6 +30,7 @@ class Training(eqx.Module):
     learning_rate: float = 1e-3
     schedule: str = "constant"
     gradient_clip: float = 1.0
+    optimiser: str = "adam"
     ema: float = 0.999
 
     def __check_init__(self) -> None:
@@ -37,11 +45,19 @@ class Training(eqx.Module):
                 raise ValueError(f"{name}: expected between 0 and 1, got {getattr(self, name)}")
         if self.schedule not in ("cosine", "constant"):
             raise ValueError(f"schedule: expected 'cosine' or 'constant', got {self.schedule!r}")
+        if self.optimiser not in ("adam", "soap"):
+            raise ValueError(f"optimiser: expected 'adam' or 'soap', got {self.optimiser!r}")
 
-    def optimiser(self) -> optax.GradientTransformation:
+    def transformation(self, model_of: Callable[[Array], eqx.Module]):
+        """Of the flat vector of all parameters, of which `model_of` makes a model."""
+
+        def arrays_of(flat: Array) -> list[Array]:
+            return jax.tree.leaves(eqx.filter(model_of(flat), eqx.is_inexact_array))
+
         total = self.outer_steps * self.inner_steps
         warmup = min(100, max(1, total // 10))
         rate = optax.linear_schedule(0.0, self.learning_rate, warmup)
         if self.schedule == "cosine":
             rate = optax.warmup_cosine_decay_schedule(0.0, self.learning_rate, warmup, total)
-        return optax.chain(optax.clip_by_global_norm(self.gradient_clip), optax.adam(rate))
+        chosen = soap(rate, arrays_of) if self.optimiser == "soap" else optax.adam(rate)
+        return optax.chain(optax.clip_by_global_norm(self.gradient_clip), chosen)
