@@ -94,6 +94,8 @@ def fit(
             stacklevel=2,
         )
     fitted.state, fitted.progress, fitted.ended = trained.kept, trained.progress, trained.ended
+    fitted.directory = store and store.directory
+    fitted.history = store.history() if store else line.history
     return fitted
 
 
@@ -123,4 +125,7 @@ def load(directory: str | Path) -> Fitted:
     if found is None:
         raise UserError(f"{directory}: no checkpoint yet; run demx fit first")
     (_, kept), header = found
-    return Fitted(target, method, kept, config, Progress.of(header))
+    return Fitted(
+        target, method, kept, config, Progress.of(header),
+        directory=store.directory, history=store.history(),
+    )  # fmt: skip

@@ -1,23 +1,29 @@
 """A trained sampler in the user's hands: samples, densities, log Z, and how good they are."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
-from demx import correction
+import demx
+from demx import correction, stream
 from demx.assessment import Assessment, Density, assess_target, check_sizes, flow_density, ruler
 from demx.errors import UserError
 from demx.evaluate import reference as references
 from demx.evaluate.reference import Reference
 from demx.evaluate.weights import ess, log_z_is
+from demx.methods import METHODS
 from demx.methods.annealing import Annealing
 from demx.resolve import reference_key, rows
 from demx.train import Progress
 from demx.types import Method, Samples, Target
+
+if TYPE_CHECKING:
+    from demx.outputs.drawn import Written
 
 
 class LogZ(NamedTuple):
@@ -31,10 +37,11 @@ class LogZ(NamedTuple):
 
 
 class Fitted:
-    """A trained sampler: `sample`, `log_prob`, `log_z`, `evaluate`.
+    """A trained sampler: `sample`, `log_prob`, `log_z`, `evaluate`, `report`, `plot`.
 
     config: the resolved configuration. progress: steps, seconds and energy calls spent. ended: why
-    training ended: 'steps', 'budget', 'converged' or 'interrupted'.
+    training ended: 'steps', 'budget', 'converged' or 'interrupted'. directory: of its run, if it
+    is kept. history: what training told, one entry an outer loop.
     """
 
     def __init__(
@@ -45,9 +52,12 @@ class Fitted:
         config: dict,
         progress: Progress,
         ended: str = "steps",
+        directory: Path | None = None,
+        history: list[dict[str, Any]] | None = None,
     ):
         self.target, self.method, self.state = target, method, state
         self.config, self.progress, self.ended = config, progress, ended
+        self.directory, self.history = directory, history or []
 
     def __repr__(self) -> str:
         p = self.progress
@@ -73,11 +83,66 @@ class Fitted:
         valid); 'smc' anneals weighted particles along the learned noise levels, which repairs
         mode weights too: use its `log_weight`.
         """
+        return self._draw(_key(seed, "sample"), n, weights, correct, correct_steps)
+
+    def stream(
+        self,
+        n: int,
+        *,
+        chunk: int = 4096,
+        seed: int = 0,
+        weights: bool = False,
+        correct: str | None = None,
+        correct_steps: int = 300,
+    ) -> Iterator[Samples]:
+        """The samples of `sample`, at most `chunk` at a time: any number in bounded memory.
+
+        (Of chains and nested sampling all are drawn first: one sample follows from another.)
+        """
+        if not isinstance(chunk, int | np.integer) or chunk < 1:
+            raise UserError(f"chunk: expected a whole number of at least 1, got {chunk}")
+        blocks = self._drawn(_key(seed, "sample"), n, weights, correct, correct_steps)
+        return stream.chunks(blocks, int(chunk))
+
+    def sample_to(self, path: str | Path, n: int, *, seed: int = 0, **how: Any) -> "Written":
+        """`stream` into a file: .npz, .extxyz, .nc or .csv, with energies and provenance.
+
+        how: chunk, weights, correct and correct_steps as in `stream`. A csv is a summary.
+        """
+        from demx.outputs.drawn import draw
+
+        return draw(self, Path(path), n, seed=seed, **how)
+
+    def provenance(self) -> dict[str, Any]:
+        """Where samples of this sampler come from."""
+        about = {k: self.config[k] for k in ("target", "target_settings", "method")
+                 if k in self.config}  # fmt: skip
+        return {
+            "demx": demx.__version__,
+            **about,
+            **({} if self.directory is None else {"run": str(self.directory)}),
+            "training_seed": self.config["seed"],
+            "training_energy_calls": self.progress.energy_calls,
+        }
+
+    def _draw(self, *how) -> Samples:
+        return stream.merged(list(self._drawn(*how)))
+
+    def _drawn(self, key, n: int, *how) -> Iterator[Samples]:
+        """n samples in independent blocks, if what the method draws twice is independent."""
         if not isinstance(n, int | np.integer) or n < 1:
             raise UserError(f"n: expected a whole number of at least 1, got {n}")
-        return self._draw(_key(seed, "sample"), int(n), weights, correct, correct_steps)
+        entry = METHODS[self.config["method"]]
+        independent = entry.mcmc_free or entry.weights
+        rows = stream.block_rows(self.target.space) if independent else n
+        sizes = [min(rows, int(n) - start) for start in range(0, n, rows)]
+        # the first block has the key itself: a few samples are the first of many
+        keys = (jax.random.fold_in(key, _DOMAINS["block"] + i) if i else key
+                for i in range(len(sizes)))  # fmt: skip
+        blocks = (self._block(k, size, *how) for k, size in zip(keys, sizes, strict=True))
+        return stream.numbered(blocks)
 
-    def _draw(self, key, n: int, weights: bool, correct: str | None, steps: int) -> Samples:
+    def _block(self, key, n: int, weights: bool, correct: str | None, steps: int) -> Samples:
         if correct not in (None, "smc", *correction.LEAPFROG):
             raise UserError(f"correct: expected mala, hmc or smc, got {correct!r}")
         if steps < 1:
@@ -209,7 +274,7 @@ def log_z(drawn: Samples) -> LogZ:
         share = ess(log_weight).value
         if island is not None:  # within an island, weights forget what was resampled
             means = np.bincount(island, np.exp(log_weight - log_weight.max()))
-            share = min(share, ess(np.log(np.maximum(means, 1e-300))).value)
+            share = min(share, float(means.mean() ** 2 / (means**2).mean()))
         return LogZ(*log_z_is(log_weight, island), share, n, drawn.bad)
     except ValueError as error:
         raise UserError(f"log_z: {error}") from error
@@ -217,7 +282,8 @@ def log_z(drawn: Samples) -> LogZ:
 
 NO_DENSITY = "this sampler has no density and no weights (chains, or a pinned score)"
 # far from the small numbers that training folds into the same seed: the streams never meet
-_DOMAINS = {"sample": 0x5A5A5A5A, "evaluate": 0x3C3C3C3C, "correct": 0x66666666}
+_DOMAINS = {"sample": 0x5A5A5A5A, "evaluate": 0x3C3C3C3C, "correct": 0x66666666,
+            "block": 0x11111111}  # fmt: skip
 
 
 def _key(seed: int, domain: str):

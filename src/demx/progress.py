@@ -31,6 +31,7 @@ class ProgressLine:
         self.last_print = 0.0
         self.latest = ""
         self.evaluation: dict[str, str] = {}
+        self.history: list[dict[str, Any]] = []
 
     def __enter__(self) -> "ProgressLine":
         if self.console.is_terminal:
@@ -62,6 +63,7 @@ class ProgressLine:
         return done / max(progress.seconds - first.seconds, 1e-9)
 
     def __call__(self, progress: Progress, metrics: dict[str, Any]) -> None:
+        self.history.append({**metrics, "seconds": progress.seconds})
         if self.first is None:
             self.first = progress
         self.bad += metrics.get("bad", 0)

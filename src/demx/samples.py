@@ -1,4 +1,4 @@
-"""Samples in files: npz, npy, and extxyz of one kind of cluster."""
+"""Samples out of files: npz, npy, extxyz of one kind of cluster, netCDF (see `demx.outputs`)."""
 
 import zipfile
 from pathlib import Path
@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from demx.errors import UserError
-from demx.types import Samples
 
 
 class Stored(NamedTuple):
@@ -19,11 +18,13 @@ class Stored(NamedTuple):
 
 
 def read(path: Path) -> Stored:
-    """npz with an array 'x' (and perhaps 'log_weight'), npy, or extxyz; nothing is executed."""
+    """npz with an array 'x' (and perhaps 'log_weight'), npy, extxyz or nc; nothing is executed."""
     if not path.is_file():
-        raise UserError(f"{path}: expected a file of samples (npz, npy, extxyz), found none")
+        raise UserError(f"{path}: expected a file of samples (npz, npy, extxyz, nc), found none")
     if path.suffix in (".xyz", ".extxyz"):
         return _read_extxyz(path)
+    if path.suffix == ".nc":
+        return _read_netcdf(path)
     try:
         with path.open("rb") as file:
             data = np.load(file, allow_pickle=False)
@@ -38,19 +39,6 @@ def read(path: Path) -> Stored:
     if "x" not in found:
         raise UserError(f"{path}: expected an array named 'x', found {names}")
     return Stored(**found)
-
-
-def write(path: Path, drawn: Samples, energy: np.ndarray) -> None:
-    """npz with x, energy, and what else is known of the samples; directories are made."""
-    arrays = {"x": np.asarray(drawn.x), "energy": energy}
-    for name in ("log_weight", "log_prob", "island"):
-        if getattr(drawn, name) is not None:
-            arrays[name] = np.asarray(getattr(drawn, name))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(path, **arrays)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error})") from error
 
 
 def _read_extxyz(path: Path) -> Stored:
@@ -70,6 +58,30 @@ def _read_extxyz(path: Path) -> Stored:
     weights = [frame.info.get("log_weight") for frame in frames]
     stored = None if any(w is None for w in weights) else np.array(weights, np.float32)
     return Stored(np.stack([frame.positions for frame in frames]).astype(np.float32), stored)
+
+
+def _read_netcdf(path: Path) -> Stored:
+    """InferenceData with a variable 'x': chains one after the other."""
+    try:
+        import h5netcdf
+    except ImportError as error:
+        raise UserError(
+            f"{path}: reading netCDF needs h5netcdf; pip install 'demx[arviz]', or give an npz"
+        ) from error
+    try:
+        with h5netcdf.File(path, "r") as file:
+            groups = [file[name] for name in ("posterior", "sample_stats") if name in file]
+            found = {
+                name: np.asarray(group.variables[name])
+                for group in groups
+                for name in ("x", "log_weight", "island")
+                if name in group.variables
+            }
+    except OSError as error:
+        raise UserError(f"{path}: not a readable netCDF file ({error})") from error
+    if "x" not in found:
+        raise UserError(f"{path}: expected a variable 'x' in the group 'posterior', found none")
+    return Stored(**{name: a.reshape(-1, *a.shape[2:]) for name, a in found.items()})
 
 
 def fitting(stored: Stored, shape: tuple[int, ...], path: Path | str) -> Stored:

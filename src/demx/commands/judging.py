@@ -34,7 +34,7 @@ def evaluate(
 ) -> None:
     """Say how good samples are: every metric beside its floor, and a verdict in words.
 
-    Of a run directory, fresh samples are drawn; of a file (npz, npy, extxyz), all its
+    Of a run directory, fresh samples are drawn; of a file (npz, npy, extxyz, nc), all its
     samples are taken. The floor is what perfect samples get: the same metric between two
     independent reference sets.
 

@@ -95,55 +95,52 @@ def sample(
     run: Run,
     /,
     n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1000,
-    output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None,
+    to: Annotated[str | None, tyro.conf.arg(aliases=["-o", "--output"])] = None,
     seed: int = 0,
     weights: bool = False,
     correct: Literal["none", "mala", "hmc", "smc"] = "none",
     correct_steps: int = 300,
+    chunk: int = 4096,
 ) -> None:
-    """Draw samples from a run.
+    """Draw samples from a run into a file: any number of them, in bounded memory.
 
     Args:
         run: a run directory.
         n: how many.
-        output: npz file (default: samples.npz in the run directory); holds x, energy,
-            and log_weight, log_prob, island where they are known.
+        to: .npz, .extxyz (particles), .nc (ArviZ) or .csv (a summary with standard errors);
+            by default samples.npz in the run directory. With energies, weights and densities
+            where they are known, and where they come from.
         seed: the same seed gives the same samples.
         weights: draw from the probability-flow ODE, with importance weights and densities.
         correct: mala and hmc move every sample near where it is; smc anneals weighted
             particles along the learned noise levels, which repairs mode weights too.
         correct_steps: gradient steps of mala or hmc for each sample.
+        chunk: how many are in memory at once; the samples are the same whatever it is.
     """
-    import numpy as np
-
     from demx import api
-    from demx import samples as files
-    from demx.evaluate.evaluation import batched_energies
     from demx.resolve import opening_calls
 
     fitted = api.load(run)
-    path = Path(output) if output else Path(run) / "samples.npz"
-    if path.suffix != ".npz":
-        raise UserError(f"{path}: expected a name that ends in .npz")
-    kind = None if correct == "none" else correct
-    samples = fitted.sample(
-        n, seed=seed, weights=weights, correct=kind, correct_steps=correct_steps
-    )
-    energy = batched_energies(fitted.target, np.asarray(samples.x))
-    files.write(path, samples, energy)
-    if samples.bad_calls:
-        print(f"{samples.bad_calls:,} energies on the way were not finite")
-    if samples.acceptance is not None:
-        print(f"acceptance of the moves {samples.acceptance:.2f}")
-    if samples.log_weight is not None:
-        z = api.log_z(samples)
+    written = fitted.sample_to(
+        Path(to) if to else Path(run) / "samples.npz", n, seed=seed, chunk=chunk, weights=weights,
+        correct=None if correct == "none" else correct, correct_steps=correct_steps,
+    )  # fmt: skip
+    if written.bad_calls:
+        print(f"{written.bad_calls:,} energies on the way were not finite")
+    if written.acceptance is not None:
+        print(f"acceptance of the moves {written.acceptance:.2f}")
+    if (z := written.log_z) is not None:
+        share = "" if z.ess is None else f", effective share of the weights {z.ess:.3g}"
         print(
-            f"log Z = {z.value:.4g} ± {z.standard_error:.2g}, effective share of the weights "
-            f"{z.ess:.3g}, {z.bad} without a finite density"
+            f"log Z = {z.value:.4g} ± {z.standard_error:.2g}{share}, "
+            f"{z.bad} without a finite density"
         )
-    calls = samples.energy_calls + n + opening_calls(fitted.config)
-    bad = int((~np.isfinite(energy)).sum())
-    print(f"{path}: {n} samples, {bad} with an energy that is not finite, {calls:,} energy calls")
+    if written.no_log_z:
+        print(f"no log Z: {written.no_log_z}")
+    print(
+        f"{written.path}: {n} samples, {written.bad} with an energy that is not finite, "
+        f"{written.energy_calls + opening_calls(fitted.config):,} energy calls"
+    )
 
 
 def report(run: Run, /, n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1000) -> None:

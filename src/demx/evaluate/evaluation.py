@@ -163,11 +163,21 @@ def _assess(comparison: Comparison, samples: list[Cloud], reference: list[Cloud]
     return float(np.mean(values)), float(np.std(few, ddof=1) / len(few) ** 0.5)
 
 
+class Energies:
+    """E(x_i) of (n, *shape), in blocks of bounded memory; compiled once for each size."""
+
+    def __init__(self, target: Target, size: int = 4096):
+        self.size = size
+        self._some = jax.jit(lambda xs: energy.energies(target, xs))
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        starts = range(0, len(x), self.size)
+        return np.concatenate([np.asarray(self._some(x[i : i + self.size])) for i in starts])
+
+
 def batched_energies(target: Target, x: np.ndarray, size: int = 4096) -> np.ndarray:
     """E(x_i) in blocks of bounded memory."""
-    function = jax.jit(lambda xs: energy.energies(target, xs))
-    parts = [np.asarray(function(x[i : i + size])) for i in range(0, len(x), size)]
-    return np.concatenate(parts)
+    return Energies(target, size)(x)
 
 
 def finite_rows(x: np.ndarray, energies: np.ndarray) -> np.ndarray:

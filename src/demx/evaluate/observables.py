@@ -1,0 +1,80 @@
+"""Numbers of a configuration by name: coordinates, distances, radius of gyration, energy."""
+
+import re
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from demx.errors import UserError
+from demx.evaluate.metrics import distances
+from demx.space import MeanFree, Space
+
+# (samples (n, *shape), energies (n,)) -> (n,)
+Observable = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+ANYWHERE: dict[str, Observable] = {
+    "energy": lambda x, energy: energy,
+    "norm": lambda x, energy: np.linalg.norm(_flat(x), axis=1),
+}
+OF_PARTICLES: dict[str, Observable] = {
+    "radius_of_gyration": lambda x, energy: _radius(x),
+    "smallest_distance": lambda x, energy: distances(x).min(axis=1),
+    "mean_distance": lambda x, energy: distances(x).mean(axis=1),
+    "largest_distance": lambda x, energy: distances(x).max(axis=1),
+}
+
+
+def _flat(x: np.ndarray) -> np.ndarray:
+    return x.reshape(len(x), -1).astype(float)
+
+
+def _radius(x: np.ndarray) -> np.ndarray:
+    """√(mean over particles of |x_i - centre|²)."""
+    x = x.astype(float)
+    return np.sqrt(((x - x.mean(axis=1, keepdims=True)) ** 2).sum(axis=2).mean(axis=1))
+
+
+def observable(name: str, space: Space) -> Observable:
+    """By name: energy, norm, x3 (a coordinate, counted over the flat array), and of particles
+    radius_of_gyration, smallest_, mean_ and largest_distance, distance:0,1."""
+    known = ANYWHERE | (OF_PARTICLES if isinstance(space, MeanFree) else {})
+    if name in known:
+        return known[name]
+    size = int(np.prod(space.shape))
+    if (found := re.fullmatch(r"x(\d+)", name)) and int(found[1]) < size:
+        return lambda x, energy: _flat(x)[:, int(found[1])]
+    if isinstance(space, MeanFree) and (found := re.fullmatch(r"distance:(\d+),(\d+)", name)):
+        first, second = int(found[1]), int(found[2])
+        if first != second and max(first, second) < space.num_particles:
+            apart = lambda x: x[:, first].astype(float) - x[:, second]  # noqa: E731
+            return lambda x, energy: np.linalg.norm(apart(x), axis=1)
+    listed = [*known, f"x0 to x{size - 1}"]
+    if isinstance(space, MeanFree):
+        listed.append(f"distance:I,J with I and J from 0 to {space.num_particles - 1}")
+    raise UserError(f"coordinate: expected one of {', '.join(listed)}, got {name!r}")
+
+
+def of_function(function: Callable) -> Observable:
+    """A function of one configuration, as an observable: batched by JAX where JAX can trace it."""
+
+    def values(x: np.ndarray, energy: np.ndarray) -> np.ndarray:
+        try:
+            found = np.asarray(jax.jit(jax.vmap(function))(x), float)
+        except (jax.errors.JAXTypeError, TypeError):  # it is not made of JAX operations
+            found = np.array([np.asarray(function(row), float) for row in x])
+        if found.shape != (len(x),):
+            raise UserError(
+                f"coordinate: expected a function of one configuration that gives one number, got "
+                f"shape {found.shape[1:]}"
+            )
+        return found
+
+    return values
+
+
+def usual(space: Space) -> list[str]:
+    """What a summary of samples tells: of particles what does not depend on how they lie."""
+    if isinstance(space, MeanFree):
+        return ["energy", *OF_PARTICLES]
+    return [*ANYWHERE, *(f"x{i}" for i in range(space.shape[0]))]

@@ -1,0 +1,100 @@
+"""Samples of a sampler streamed into a file, and what is to be told of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from demx import outputs
+from demx.correction import LEAPFROG
+from demx.errors import UserError
+from demx.evaluate.evaluation import Energies
+from demx.fitted import Fitted, LogZ, log_z
+from demx.types import Samples
+
+
+class Written(NamedTuple):
+    """A file of n samples; bad: with an energy that is not finite. energy_calls: of drawing them
+    and of their energies. log_z: where there are weights; no_log_z: why they give none."""
+
+    path: Path
+    n: int
+    bad: int
+    energy_calls: int
+    bad_calls: int = 0
+    acceptance: float | None = None
+    log_z: LogZ | None = None
+    no_log_z: str = ""
+
+
+class _Drawing:
+    """Chunks as columns for a file; counts what goes by. Of each sample its weight is kept."""
+
+    def __init__(self, fitted: Fitted):
+        self.energies = Energies(fitted.target)
+        self.energy_calls = self.bad = self.bad_calls = self.without_density = 0
+        self.moved, self.weights, self.islands = [], [], []
+        self.known: tuple[float, float] | None = None
+
+    def columns(self, chunks: Iterator[Samples]) -> Iterator[outputs.Columns]:
+        for chunk in chunks:
+            x = np.asarray(chunk.x)
+            energy = self.energies(x)
+            self.energy_calls += chunk.energy_calls + len(x)
+            self.bad += int((~np.isfinite(energy)).sum())
+            self.bad_calls += chunk.bad_calls
+            self.without_density += chunk.bad
+            if chunk.acceptance is not None:
+                self.moved.append((chunk.acceptance, len(x)))
+            found = {"x": x, "energy": energy}
+            for name in ("log_weight", "log_prob", "island"):
+                if getattr(chunk, name) is not None:
+                    found[name] = np.asarray(getattr(chunk, name))
+            if chunk.log_weight is not None:
+                self.weights.append(found["log_weight"])
+            if chunk.island is not None:
+                self.islands.append(found["island"])
+            self.known = chunk.log_z
+            yield found
+
+    def log_z(self, n: int) -> LogZ | None:
+        if not self.weights and self.known is None:
+            return None
+        weight = np.concatenate(self.weights) if self.weights else None
+        island = np.concatenate(self.islands) if self.islands else None
+        # of the samples themselves log Z needs only how many they are
+        return log_z(Samples(np.empty((n, 0)), weight, bad=self.without_density, island=island,
+                             log_z=self.known))  # fmt: skip
+
+
+def draw(fitted: Fitted, path: Path, n: int, *, seed: int = 0, **how: Any) -> Written:
+    """n samples into a file, at most `how['chunk']` of them in memory (see `Fitted.stream`)."""
+    outputs.check(path, fitted.target.space)
+    seen = _Drawing(fitted)
+    chunks = seen.columns(fitted.stream(n, seed=seed, **how))
+
+    def provenance() -> dict[str, Any]:
+        told = {k: v for k, v in how.items() if k != "chunk" and v}
+        if how.get("correct") not in LEAPFROG:
+            told.pop("correct_steps", None)
+        return {
+            **fitted.provenance(),
+            "n": int(n),
+            "sampling_seed": seed,
+            **told,
+            "sampling_energy_calls": seen.energy_calls,
+        }
+
+    outputs.write(path, chunks, n, fitted.target.space, provenance)
+    acceptance = None
+    if seen.moved:
+        rates, rows = zip(*seen.moved, strict=True)
+        acceptance = float(np.average(rates, weights=rows))
+    try:
+        evidence, doubt = seen.log_z(n), ""
+    except UserError as error:  # the samples are there all the same
+        evidence, doubt = None, str(error)
+    return Written(
+        path, int(n), seen.bad, seen.energy_calls, seen.bad_calls, acceptance, evidence, doubt
+    )

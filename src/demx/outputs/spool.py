@@ -1,0 +1,45 @@
+"""Columns of unknown length, kept on disk until they can be written in one piece each."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from demx.outputs import Columns
+
+
+class Spool:
+    """Add chunks of columns; then read every column as one array that stays on disk."""
+
+    def __init__(self, beside: Path):
+        self._place = tempfile.TemporaryDirectory(dir=beside.parent, prefix=".spool")
+        self._files: dict[str, object] = {}
+        self._kinds: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
+        self.rows = 0
+
+    def __enter__(self) -> "Spool":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        for file in self._files.values():
+            file.close()
+        self._place.cleanup()
+
+    @property
+    def names(self) -> list[str]:
+        return [*self._files]
+
+    def add(self, columns: Columns) -> None:
+        for name, column in columns.items():
+            if name not in self._files:
+                path = Path(self._place.name) / str(len(self._files))
+                self._files[name] = path.open("w+b")
+                self._kinds[name] = column.dtype, column.shape[1:]
+            self._files[name].write(np.ascontiguousarray(column).tobytes())
+        self.rows += len(next(iter(columns.values())))
+
+    def read(self, name: str) -> np.ndarray:
+        """(rows, …), mapped from disk."""
+        file, (dtype, shape) = self._files[name], self._kinds[name]
+        file.flush()
+        return np.memmap(file, dtype, "r", shape=(self.rows, *shape))

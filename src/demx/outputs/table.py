@@ -1,0 +1,72 @@
+"""CSV: a summary of samples, one line an observable, with what it was made by in comments."""
+
+import csv
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from demx.errors import UserError
+from demx.evaluate import weights
+from demx.evaluate.observables import observable, usual
+from demx.evaluate.summary import PROBABILITIES, summarise
+from demx.outputs import Columns
+from demx.outputs.spool import Spool
+from demx.space import Space
+
+HEADER = ["quantity", "n", "bad"]
+for _name in ("mean", "sd", *(f"q{100 * p:02.0f}" for p in PROBABILITIES)):
+    HEADER += [_name, f"{_name}_se"]
+
+
+def write(
+    path: Path,
+    chunks: Iterable[Columns],
+    n: int,
+    space: Space,
+    provenance: Callable[[], dict[str, Any]],
+) -> None:
+    measured = {name: observable(name, space) for name in usual(space)}
+    with Spool(path) as spool:
+        for columns in chunks:
+            found = [f(columns["x"], columns["energy"]) for f in measured.values()]
+            known = {k: columns[k] for k in ("log_weight", "island") if k in columns}
+            spool.add({"found": np.stack(found, axis=1).astype(float), **known})
+        log_weight, island = (
+            np.asarray(spool.read(k)) if k in spool.names else None
+            for k in ("log_weight", "island")
+        )
+        about = provenance() | _of_weights(log_weight, island)
+        with path.open("w", encoding="utf-8", newline="") as file:
+            for name, value in about.items():
+                text = value if isinstance(value, str) else json.dumps(value)
+                file.write(f"# {name}: {' '.join(text.splitlines())}\n")
+            lines = csv.writer(file)
+            lines.writerow(HEADER)
+            found = spool.read("found")
+            for i, name in enumerate(measured):
+                lines.writerow(_line(name, np.array(found[:, i]), log_weight, island))
+
+
+def _line(name: str, values: np.ndarray, log_weight, island) -> list[str]:
+    try:
+        found = summarise(values, log_weight, island)
+    except ValueError as error:
+        raise UserError(f"{name}: there is nothing to summarise ({error})") from error
+    pairs = (found.mean, found.sd, *found.quantiles.values())
+    numbers = [f"{number:.9g}" for pair in pairs for number in pair]
+    return [name, str(found.n), str(found.bad), *numbers]
+
+
+def _of_weights(log_weight: np.ndarray | None, island: np.ndarray | None) -> dict[str, Any]:
+    """What the weights say of themselves; too few of them say nothing."""
+    if log_weight is None or len(log_weight) < 21 or not np.isfinite(log_weight).any():
+        return {}
+    log_z = weights.log_z_is(log_weight, island)
+    return {
+        "effective_share": f"{weights.ess(log_weight).value:.6g}",
+        "psis_k": f"{weights.psis_k(log_weight).value:.6g}",
+        "log_z": f"{log_z.value:.8g} ± {log_z.standard_error:.3g}",
+    }

@@ -1,0 +1,312 @@
+"""Samples in files: what is written is what was drawn, with its provenance, in bounded memory."""
+
+import csv
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import demx
+from demx import config, resolve, samples, stream
+from demx.errors import UserError
+from demx.evaluate.observables import observable, of_function, usual
+from demx.evaluate.summary import summarise
+from demx.fitted import Fitted
+from demx.space import Euclidean, MeanFree
+from demx.train import Progress
+from demx.types import Samples
+
+SMALL = {
+    "draws": {"num_samples": 8},
+    "training": {"outer_steps": 1, "inner_steps": 2, "batch_size": 8, "new_samples": 8},
+    "grid": {"num_steps": 2},
+    "evaluation": {"every": 0},
+}
+FLAT = {**SMALL, "network": {"width": 8, "depth": 1, "embedding": 4}}
+CLUSTER = {
+    **SMALL,
+    "network": {"kind": "lean", "width": 4, "depth": 1, "num_basis": 4},
+    "moves": None,
+}
+
+
+def untrained(target, settings, method="idem"):
+    built, full = resolve.resolve(target, method=method, settings=settings)
+    made = config.build_method(method, built, full)
+    state, progress = made.init(jax.random.key(0)), Progress(energy_calls=321)
+    return Fitted(built, made, state, full, progress, directory=Path("runs/here"))
+
+
+@pytest.fixture(scope="module")
+def plane():
+    return untrained("gmm40", FLAT)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    return untrained("lj13", CLUSTER)
+
+
+def told(path):
+    with path.open() as file:
+        lines = file.read().splitlines()
+    about = dict(line[2:].split(": ", 1) for line in lines if line.startswith("#"))
+    return about, list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+def test_one_set_of_samples_in_every_format(cluster, tmp_path):
+    """The same numbers and the same provenance, whichever way they are written."""
+    drawn = cluster.sample(20, seed=3)
+    for suffix in ("npz", "extxyz", "nc"):
+        path = tmp_path / "deep" / f"x.{suffix}"
+        written = cluster.sample_to(path, 20, seed=3, chunk=7)
+        assert written.n == 20 and written.energy_calls == 20
+        stored = samples.read(path)
+        np.testing.assert_allclose(stored.x, drawn.x, rtol=1e-6)
+        assert stored.log_weight is None
+    with np.load(tmp_path / "deep" / "x.npz", allow_pickle=False) as data:
+        about = json.loads(str(data["provenance"]))
+        energy = data["energy"]
+    expected = {
+        "demx": demx.__version__, "target": "lj13", "method": "idem", "run": "runs/here",
+        "training_seed": 0, "training_energy_calls": 321, "n": 20, "sampling_seed": 3,
+        "sampling_energy_calls": 20,
+    }  # fmt: skip
+    assert about == expected
+    import arviz
+    import ase.io
+
+    frames = ase.io.read(tmp_path / "deep" / "x.extxyz", ":")
+    np.testing.assert_allclose([f.get_potential_energy() for f in frames], energy, rtol=1e-6)
+    assert {k: frames[0].info.get(k) for k in expected if k != "demx"} == {
+        k: v for k, v in expected.items() if k != "demx"
+    }
+    inference = arviz.from_netcdf(tmp_path / "deep" / "x.nc")
+    assert inference.posterior["x"].dims == ("chain", "draw", "particle", "axis")
+    np.testing.assert_array_equal(inference.sample_stats["energy"][0], energy)
+    assert expected.items() <= inference.posterior.attrs.items()
+    assert not list(tmp_path.glob("**/*partial*")) and not list(tmp_path.glob("**/.spool*"))
+
+
+def test_weights_are_in_every_format(plane, tmp_path):
+    drawn = plane.sample(30, weights=True)
+    for suffix in ("npz", "nc"):
+        written = plane.sample_to(tmp_path / f"w.{suffix}", 30, weights=True, chunk=8)
+        stored = samples.read(tmp_path / f"w.{suffix}")
+        np.testing.assert_array_equal(stored.log_weight, drawn.log_weight)
+        assert written.log_z == plane.log_z(30)
+    import arviz
+
+    stats = arviz.from_netcdf(tmp_path / "w.nc").sample_stats
+    np.testing.assert_array_equal(stats["log_prob"][0], drawn.log_prob)
+    assert stats.attrs["weights"] == 1 and stats.attrs["sampling_energy_calls"] == 60
+    plane.sample_to(tmp_path / "w.csv", 30, weights=True)
+    about, lines = told(tmp_path / "w.csv")
+    assert {"effective_share", "psis_k", "log_z", "target"} <= set(about)
+    share = np.exp(drawn.log_weight - drawn.log_weight.max())
+    share /= share.sum()
+    mean = {line["quantity"]: float(line["mean"]) for line in lines}
+    assert mean["x0"] == pytest.approx(float((share * drawn.x[:, 0]).sum()), rel=1e-5)
+
+
+def test_frames_carry_weights(cluster, tmp_path):
+    """Weights of infinite size too: a sample of no finite energy has weight 0."""
+    weight = jnp.asarray([0.5, -jnp.inf, 1e-7])
+    x = jnp.arange(3 * 39.0).reshape(3, 13, 3)
+    method = cluster.method._replace(sample=lambda *_: Samples(x, weight, bad=1))
+    swarm = Fitted(cluster.target, method, cluster.state, cluster.config, cluster.progress)
+    written = swarm.sample_to(tmp_path / "w.extxyz", 3)
+    stored = samples.read(tmp_path / "w.extxyz")
+    np.testing.assert_allclose(stored.log_weight, weight, rtol=1e-6)
+    np.testing.assert_allclose(stored.x, x)
+    assert written.log_z is None and "1 of 3 samples have no finite density" in written.no_log_z
+
+
+def test_a_summary_of_clusters(cluster, tmp_path):
+    cluster.sample_to(tmp_path / "s.csv", 200, chunk=64)
+    about, lines = told(tmp_path / "s.csv")
+    assert about["target"] == "lj13" and about["sampling_energy_calls"] == "200"
+    assert [line["quantity"] for line in lines] == usual(cluster.target.space)
+    x = np.asarray(cluster.sample(200).x, float)
+    radius = np.sqrt((x**2).sum(axis=2).mean(axis=1))
+    line = next(line for line in lines if line["quantity"] == "radius_of_gyration")
+    assert float(line["mean"]) == pytest.approx(radius.mean(), rel=1e-5)
+    assert float(line["mean_se"]) == pytest.approx(radius.std(ddof=1) / 200**0.5, rel=1e-5)
+    assert float(line["q50"]) == pytest.approx(np.median(radius), rel=1e-5)
+
+
+def test_what_cannot_be_written_is_refused_before_drawing(plane, tmp_path, monkeypatch):
+    monkeypatch.setattr(Fitted, "_block", lambda *_: pytest.fail("drew samples"))
+    with pytest.raises(UserError, match=r"expected a name that ends in \.npz, .* got '\.txt'"):
+        plane.sample_to(tmp_path / "x.txt", 5)
+    with pytest.raises(UserError, match="extxyz holds particles"):
+        plane.sample_to(tmp_path / "x.extxyz", 5)
+    with pytest.raises(UserError, match="expected a file, found a directory"):
+        (tmp_path / "d.npz").mkdir()
+        plane.sample_to(tmp_path / "d.npz", 5)
+    with pytest.raises(UserError, match="chunk: expected a whole number"):
+        plane.sample_to(tmp_path / "x.npz", 5, chunk=0)
+    with pytest.raises(UserError, match="n: expected a whole number"):
+        plane.sample_to(tmp_path / "x.npz", 0)
+    with pytest.raises(UserError, match=r"x\.npz: cannot be written"):
+        (tmp_path / "file").write_text("")
+        plane.sample_to(tmp_path / "file" / "x.npz", 5)
+
+
+def test_a_failure_leaves_the_old_file(plane, tmp_path, monkeypatch):
+    path = tmp_path / "x.npz"
+    plane.sample_to(path, 5)
+    before = path.read_bytes()
+
+    def broken(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("demx.outputs.npz._add", broken)
+    with pytest.raises(UserError, match="disk full"):
+        plane.sample_to(path, 6)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_the_chunks_change_nothing(cluster, monkeypatch):
+    """Blocks follow from the space; few samples are the first of many, sample is the stream."""
+    monkeypatch.setattr(stream, "FLOATS", 1)
+    assert stream.block_rows(cluster.target.space) == 1024
+    whole = cluster.sample(2500)
+    for chunk in (300, 1024, 5000):
+        parts = list(cluster.stream(2500, chunk=chunk))
+        assert max(len(part.x) for part in parts) <= chunk
+        np.testing.assert_array_equal(jnp.concatenate([part.x for part in parts]), whole.x)
+    np.testing.assert_array_equal(cluster.sample(1024).x, whole.x[:1024])
+    # no two blocks are the same
+    assert len(np.unique(np.asarray(whole.x)[:, 0, 0])) > 2400
+
+
+def test_islands_are_numbered_on(plane, monkeypatch):
+    """Swarms of different blocks are different islands; what they cost is added."""
+    monkeypatch.setattr(stream, "FLOATS", 1)
+
+    def swarm(key, state, n, smc):
+        x = jax.random.normal(key, (n, 2))
+        return Samples(x, jnp.zeros(n), energy_calls=3 * n, island=jnp.arange(n) // 512, bad=1)
+
+    method = plane.method._replace(anneal=swarm)
+    swarms = Fitted(plane.target, method, plane.state, plane.config, plane.progress)
+    whole = swarms.sample(2500, correct="smc")
+    assert [*np.bincount(whole.island)] == [512] * 4 + [452]
+    assert whole.energy_calls == 7500 and whole.bad == 3
+    parts = list(swarms.stream(2500, correct="smc", chunk=700))
+    np.testing.assert_array_equal(np.concatenate([p.island for p in parts]), whole.island)
+    assert sum(p.energy_calls for p in parts) == 7500 and sum(p.bad for p in parts) == 3
+
+
+def test_chains_are_drawn_in_one_go(monkeypatch):
+    """Two calls would both go on from the same state."""
+    sizes = []
+    chains = untrained("gmm40", {"sampler": {"num_chains": 4, "relax_steps": 2}}, method="hmc")
+    drawn = lambda key, state, n: sizes.append(n) or Samples(jnp.zeros((n, 2)))  # noqa: E731
+    chains.method = chains.method._replace(sample=drawn)
+    monkeypatch.setattr(stream, "FLOATS", 1)
+    parts = list(chains.stream(3000, chunk=1000))
+    assert sizes == [3000] and [len(part.x) for part in parts] == [1000] * 3
+
+
+def peak(action) -> int:
+    """Kilobytes by which resident memory rises at most while something is done."""
+    status = Path("/proc/self/status")
+
+    def read(name):
+        line = next(s for s in status.read_text().splitlines() if s.startswith(name))
+        return int(line.split()[1])
+
+    Path("/proc/self/clear_refs").write_text("5")
+    before = read("VmRSS")
+    action()
+    return read("VmHWM") - before
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+def test_memory_does_not_grow_with_the_number(cluster, tmp_path):
+    """20 000 samples within 8 MB of what 2 000 need, once everything is compiled."""
+    write = lambda n: cluster.sample_to(tmp_path / "many.npz", n, chunk=1000)  # noqa: E731
+    write(7_712), write(2_000)  # blocks and rests of the sizes below
+    few, many = peak(lambda: write(2_000)), peak(lambda: write(20_000))
+    print(f"peak of 2000: {few} kB, of 20000: {many} kB")
+    assert many < few + 8_000
+    assert len(samples.read(tmp_path / "many.npz").x) == 20_000
+
+
+def test_what_stays_in_memory_is_a_block(cluster, tmp_path, monkeypatch):
+    """Of the arrays of JAX that live while a file is written, none grows with n."""
+    monkeypatch.setattr(stream, "FLOATS", 1)
+    largest = []
+    from demx.outputs.spool import Spool
+
+    real = Spool.add
+
+    def spy(self, columns):
+        largest.append(max(a.nbytes for a in jax.live_arrays()))
+        real(self, columns)
+
+    monkeypatch.setattr(Spool, "add", spy)
+    cluster.sample_to(tmp_path / "x.npz", 2048)
+    few, largest = max(largest), []
+    cluster.sample_to(tmp_path / "x.npz", 6144)
+    assert max(largest) == few
+
+
+def test_summaries_against_closed_form(seed, rng):
+    """A normal tilted by exp(x) is a normal moved by 1: errors cover, 4σ."""
+    print("seed", seed)
+    n = 40_000
+    f = rng.normal(size=n)
+    plain, tilted = summarise(f), summarise(f, f)
+    for found, mean in ((plain, 0.0), (tilted, 1.0)):
+        assert abs(found.mean.value - mean) < 4 * found.mean.standard_error
+        assert abs(found.sd.value - 1.0) < 4 * found.sd.standard_error
+        for p, true in ((0.05, -1.6449), (0.5, 0.0), (0.95, 1.6449)):
+            q = found.quantiles[p]
+            assert abs(q.value - true - mean) < 4 * q.standard_error
+    # of a normal: σ/√n, σ/√2n, and √(p(1-p)/n)/φ of the median
+    assert plain.mean.standard_error == pytest.approx(n**-0.5, rel=0.05)
+    assert plain.sd.standard_error == pytest.approx((2 * n) ** -0.5, rel=0.05)
+    median = plain.quantiles[0.5].standard_error
+    assert median == pytest.approx(0.5 / n**0.5 * (2 * np.pi) ** 0.5, rel=0.1)
+    # E[w²(f-1)²]/E[w]² = e² E_{N(2,1)}[(f-1)²]/e = 2e
+    assert tilted.mean.standard_error == pytest.approx((2 * np.e / n) ** 0.5, rel=0.3)
+
+
+def test_errors_of_islands_and_of_bad_values(rng):
+    f = np.repeat(rng.normal(size=100), 50)  # islands of equal samples: worth 100, not 5000
+    island = np.repeat(np.arange(100), 50)
+    found = summarise(f, None, island)
+    assert found.mean.standard_error == pytest.approx(f[::50].std(ddof=1) / 10, rel=1e-6)
+    assert np.isnan(summarise(f, None, 0 * island).mean.standard_error)
+    f[3] = np.inf
+    assert summarise(f).bad == 1 and summarise(f).n == 4999
+    with pytest.raises(ValueError, match="no value is finite"):
+        summarise(np.full(3, np.nan))
+    with pytest.raises(ValueError, match="all weights are zero"):
+        summarise(np.ones(3), np.full(3, -np.inf))
+
+
+def test_observables(rng):
+    space, x = MeanFree(3, 2), rng.normal(size=(5, 3, 2))
+    energy = rng.normal(size=5)
+    np.testing.assert_array_equal(observable("energy", space)(x, energy), energy)
+    apart = np.linalg.norm(x[:, 2] - x[:, 0], axis=1)
+    np.testing.assert_allclose(observable("distance:2,0", space)(x, energy), apart)
+    np.testing.assert_allclose(observable("x3", space)(x, energy), x[:, 1, 1])
+    for name in ("distance:0,0", "distance:0,3", "x6", "speed"):
+        with pytest.raises(UserError, match="coordinate: expected one of energy, norm"):
+            observable(name, space)
+    with pytest.raises(UserError, match="coordinate"):
+        observable("radius_of_gyration", Euclidean(2))
+    twice = of_function(lambda x: 2 * jnp.sum(x))
+    np.testing.assert_allclose(twice(x, energy), 2 * x.sum(axis=(1, 2)), rtol=1e-5)
+    plain = of_function(lambda x: float(np.sum(np.asarray(x))))  # JAX cannot trace it
+    np.testing.assert_allclose(plain(x, energy), x.sum(axis=(1, 2)))
+    with pytest.raises(UserError, match="gives one number"):
+        of_function(lambda x: x)(x, energy)
