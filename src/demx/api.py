@@ -34,6 +34,7 @@ def fit(
     directory: str | Path | None = None,
     dim: int | None = None,
     particles: tuple[int, int] | None = None,
+    species: tuple[int, ...] | None = None,
     scale: float | None = None,
     recipe: bool = False,
     warm_start: ArrayLike | None = None,
@@ -45,15 +46,16 @@ def fit(
     configuration.
 
     budget: '10m', '90s' of training or '5e6calls'. directory: keep a run there, and go on from
-    it when called again. dim / particles / scale: the space of an energy function and, if it is
-    known, the rough width of its mass; a probe finds it otherwise. recipe: let the probe decide
-    also where demx has a preset. warm_start: existing samples for the buffer.
+    it when called again. dim / particles / species: the space of an energy function; species are
+    whole numbers, one for each particle, where they are not all equal. scale: the rough width of
+    its mass, if it is known; a probe finds it otherwise. recipe: let the probe decide also where
+    demx has a preset. warm_start: existing samples for the buffer.
     checkpoint_seconds: how much work a kill may cost; the result is the same whatever it is.
     settings: sections that change the preset, e.g. {"draws": {"num_samples": 512}}.
     """
     built, config = resolve(
-        target, method=method, seed=seed, dim=dim, particles=particles, scale=scale,
-        recipe=recipe, settings=settings,
+        target, method=method, seed=seed, dim=dim, particles=particles, species=species,
+        scale=scale, recipe=recipe, settings=settings,
     )  # fmt: skip
     limit = parse_budget(budget)
     if not checkpoint_seconds > 0:

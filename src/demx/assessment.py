@@ -106,6 +106,7 @@ def reference(
     seed: int = 0,
     dim: int | None = None,
     particles: tuple[int, int] | None = None,
+    species: tuple[int, ...] | None = None,
     settings: Sequence[str] = (),
     report: Callable[[str], None] = lambda text: None,
     **equilibrium: Any,
@@ -120,7 +121,9 @@ def reference(
         sizes = Equilibrium(**equilibrium)
     except (TypeError, ValueError) as error:
         raise UserError(str(error)) from error
-    opened = open_target(target, about, dim=dim, particles=particles, scale=sizes.scale)
+    opened = open_target(
+        target, about, dim=dim, particles=particles, species=species, scale=sizes.scale
+    )
     built = opened.target
     made = references.make(built, seed=seed, n=n, settings=sizes, report=report)
     for size in (1000, 2000):
@@ -151,6 +154,7 @@ def assess(
     seed: int = 1,
     dim: int | None = None,
     particles: tuple[int, int] | None = None,
+    species: tuple[int, ...] | None = None,
     settings: Sequence[str] = (),
     likelihood: str = "auto",
     likelihood_n: int = 1000,
@@ -163,7 +167,7 @@ def assess(
     flow on the samples instead.
     """
     about = _target_settings(settings)
-    opened = open_target(target, about, dim=dim, particles=particles, look=False)
+    opened = open_target(target, about, dim=dim, particles=particles, species=species, look=False)
     built = opened.target
     stored = samples if isinstance(samples, Stored) else Stored(np.asarray(samples))
     stored = fitting(stored, built.space.shape, "samples")

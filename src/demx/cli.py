@@ -37,6 +37,12 @@ def main() -> None:
     except (UserError, Diverged) as error:
         print(f"demx: {error}", file=sys.stderr)
         sys.exit(2)
+    except RuntimeError as error:  # JAX passes on what a function on the host raised as text
+        said = [line for line in str(error).splitlines() if "black box: " in line]
+        if not said:
+            raise
+        print(f"demx: {said[-1][said[-1].index('black box: ') :]}", file=sys.stderr)
+        sys.exit(2)
     except BrokenPipeError:  # the reader, such as head, has seen enough
         sys.stderr.close()
         sys.exit(0)

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 AXIS = "device"
+_use = {"all": True}
 FEWEST = 4  # chunks of a batch that has so many rows: work for as many devices
 
 
@@ -27,14 +28,28 @@ def chunk_rows(rows: int, limit: int) -> int:
     return max(d for d in range(1, most + 1) if rows % d == 0)
 
 
+def only_one() -> None:
+    """From now on this process computes on its first device.
+
+    For energies on the host: a device that waits for another which waits for the host gives up
+    after 40 seconds, and the process with it.
+    """
+    _use["all"] = False
+
+
+def local() -> list[jax.Device]:
+    """The devices that share the work."""
+    return jax.local_devices() if _use["all"] else jax.local_devices()[:1]
+
+
 def _mesh() -> jax.sharding.Mesh:
-    devices = jax.local_devices()
+    devices = local()
     return jax.make_mesh((len(devices),), (AXIS,), devices=devices, axis_types=(AxisType.Auto,))
 
 
 def everywhere(tree: Any) -> Any:
     """The arrays of a tree on every device: jitted functions then compile for one placement."""
-    if jax.local_device_count() == 1:
+    if len(local()) == 1:
         return tree
     arrays, rest = eqx.partition(tree, eqx.is_array)
     placed = jax.device_put(arrays, NamedSharding(_mesh(), PartitionSpec()))
@@ -43,7 +58,7 @@ def everywhere(tree: Any) -> Any:
 
 def home(tree: Any) -> Any:
     """The arrays of a tree back in one piece on the first device, to be used with any other."""
-    if jax.local_device_count() == 1:
+    if len(local()) == 1:
         return tree
     arrays, rest = eqx.partition(tree, eqx.is_array)
     return eqx.combine(jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), arrays), rest)
@@ -55,7 +70,7 @@ def _share(f: Callable[[Any, Any], Any], tree: Any, chunks: Any, loop: Callable,
     If the devices cannot share the chunks equally, some get an empty turn: nothing is computed
     in it, and no energy is called.
     """
-    count, devices = jax.tree.leaves(chunks)[0].shape[0], jax.local_device_count()
+    count, devices = jax.tree.leaves(chunks)[0].shape[0], len(local())
     turns = -(-count // devices)
     index = jnp.arange(turns * devices)
     valid, index = index < count, jnp.minimum(index, count - 1)
@@ -100,6 +115,6 @@ def sum_chunks(f: Callable[[Any, Any], Any], tree: Any, chunks: Any) -> Any:
             return jax.tree.map(jnp.add, total, work(turn)), None
 
         total, _ = jax.lax.scan(body, nothing, turns)
-        return jax.lax.psum(total, AXIS) if jax.local_device_count() > 1 else total
+        return jax.lax.psum(total, AXIS) if len(local()) > 1 else total
 
     return _share(f, tree, chunks, add, PartitionSpec())

@@ -15,7 +15,7 @@ from demx.errors import UserError
 from demx.recipe import probe
 from demx.recipe import settings as settings_for
 from demx.source import Source
-from demx.space import Euclidean, MeanFree, normal
+from demx.space import normal, space_of
 from demx.targets.function import CHECKED, FunctionTarget, check_energy, check_shape
 from demx.types import Target
 
@@ -44,6 +44,7 @@ def open_target(
     *,
     dim: int | None = None,
     particles: tuple[int, int] | None = None,
+    species: tuple[int, ...] | None = None,
     scale: float | None = None,
     look: bool = True,
 ) -> Opened:
@@ -55,7 +56,7 @@ def open_target(
     if source is not None:
         target = sources.load(source, settings)
     if (isinstance(target, str) or hasattr(target, "log_density")) and (
-        dim is not None or particles is not None
+        dim is not None or particles is not None or species is not None
     ):
         raise UserError(
             "dim, particles (--dim, --shape): only for an energy function; this target has its "
@@ -71,19 +72,14 @@ def open_target(
         return Opened(source.title if source else type(target).__name__, target, 0, source)
     if not callable(target):
         raise UserError(f"target: expected a name, a Target or a function, got {target!r}")
-    if (dim is None) == (particles is None):
-        raise UserError(
-            "an energy function needs one of dim=… and particles=(n, dimension), on the command "
-            "line --dim 10 or --shape 13,3 --symmetry particles; "
-            f"got dim={dim}, particles={particles}"
-        )
     try:
-        space = Euclidean(dim) if dim is not None else MeanFree(*particles)
+        space = space_of(dim, particles, species)
         (check_energy(target, space, scale or 1.0) if look else check_shape(target, space))
     except (TypeError, ValueError) as error:
         raise UserError(f"{source}: {error}" if source else str(error)) from error
     name = source.title if source else getattr(target, "__name__", "energy")
-    where = {"dim": dim} if dim is not None else {"particles": list(particles)}
+    where = {"dim": dim} if particles is None else {"particles": list(particles)}
+    where |= {} if species is None else {"species": list(species)}
     return Opened(name, FunctionTarget(target, space), CHECKED if look else 0, source, where)
 
 
@@ -101,6 +97,7 @@ def resolve(
     seed: int = 0,
     dim: int | None = None,
     particles: tuple[int, int] | None = None,
+    species: tuple[int, ...] | None = None,
     scale: float | None = None,
     recipe: bool = False,
     settings: Mapping[str, Any] | None = None,
@@ -119,7 +116,7 @@ def resolve(
             )
     configuration.method_entry(method)
     about = settings.pop("target", {})
-    opened = open_target(target, about, dim=dim, particles=particles, scale=scale)
+    opened = open_target(target, about, dim=dim, particles=particles, species=species, scale=scale)
     built, calls = opened.target, opened.energy_calls
     if scale is not None and not scale > 0:
         raise UserError(f"scale: expected a positive number, got {scale}")
@@ -155,14 +152,10 @@ def reopen(config: Mapping[str, Any], place: str | Path) -> Target:
             f"{place}: its energy is in {source.path}, which is not there any more; put it back, "
             "or name its new place as `source` in config.toml"
         )
-    particles = config.get("particles")
-    built = open_target(
-        config["source"],
-        config.get("target_settings", {}),
-        dim=config.get("dim"),
-        particles=None if particles is None else tuple(particles),
-        look=False,
-    ).target
+    where = {key: tuple(config[key]) for key in ("particles", "species") if key in config}
+    where |= {"dim": config["dim"]} if "dim" in config else {}
+    settings = config.get("target_settings", {})
+    built = open_target(config["source"], settings, look=False, **where).target
     found, known = _fingerprint(built, config.get("scale", 1.0)), config["fingerprint"]
     same = found[0] == known[0] and np.allclose(
         np.array(found[1:], float), np.array(known[1:], float), 2e-3, 0, equal_nan=True
@@ -181,7 +174,7 @@ def reference_key(head: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     about = dict(head.get("target_settings", {}))
     if "source" not in head:
         return head["target"], about
-    where = {key: head[key] for key in ("source", "dim", "particles") if key in head}
+    where = {key: head[key] for key in ("source", "dim", "particles", "species") if key in head}
     return sources.slug(head["source"]), about | where
 
 

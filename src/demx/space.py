@@ -42,17 +42,33 @@ class MeanFree(eqx.Module):
 
     `project` removes the centre of mass; it works on any leading axes. A standard normal
     of R^{n·dim}, projected, is the zero-centre-of-mass normal of the paper's §3.3.
+    species: a whole number for each particle, only equal ones can be exchanged; None: all are
+    equal.
     """
 
     num_particles: int
     dim: int
+    species: tuple[int, ...] | None = eqx.field(static=True, default=None)
 
     def __check_init__(self) -> None:
+        if self.species is not None and len(self.species) != self.num_particles:
+            raise ValueError(
+                f"species: expected one for each of {self.num_particles} particles, "
+                f"got {len(self.species)}"
+            )
         if self.num_particles < 2 or self.dim < 1:
             raise ValueError(
                 "expected at least 2 particles in at least 1 dimension, "
                 f"got num_particles={self.num_particles}, dim={self.dim}"
             )
+
+    @property
+    def several(self) -> tuple[int, ...] | None:
+        """The species, numbered 0, 1, … in the order of their numbers; None if all are equal."""
+        if self.species is None or len(set(self.species)) == 1:
+            return None
+        order = sorted(set(self.species))
+        return tuple(order.index(one) for one in self.species)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -87,6 +103,23 @@ class MeanFree(eqx.Module):
 
 
 Space = Euclidean | MeanFree
+
+
+def space_of(
+    dim: int | None, particles: tuple[int, int] | None, species: tuple[int, ...] | None = None
+) -> Space:
+    """The space that a user names: R^dim, or particles=(n, dimension), perhaps of species."""
+    if (dim is None) == (particles is None):
+        raise ValueError(
+            "an energy function needs one of dim=… and particles=(n, dimension), on the command "
+            "line --dim 10 or --shape 13,3 --symmetry particles; "
+            f"got dim={dim}, particles={particles}"
+        )
+    if dim is None:
+        return MeanFree(*particles, species)
+    if species is not None:
+        raise ValueError("species: only for particles=(n, dimension)")
+    return Euclidean(dim)
 
 
 def normal(key: PRNGKeyArray, space: Space, leading: tuple[int, ...] = ()) -> Float[Array, "..."]:

@@ -82,6 +82,8 @@ def fit(
         f"{directory}: {p.step} of {total} outer loops, {p.energy_calls:,} energy calls "
         f"({p.evaluation_calls:,} more to watch it), {p.seconds:.0f} s of training"
     )
+    if (each := getattr(fitted.target, "calls_per_point", 1)) > 1:
+        print(f"an energy call is {each} calls of the function, for finite differences")
     if fitted.ended == "converged":
         print(f"converged: no progress in {fitted.config['stopping']['patience']} looks")
     if p.kept < p.step:

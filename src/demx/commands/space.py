@@ -9,7 +9,10 @@ Symmetry = Literal["none", "particles"]
 
 
 def space_of(dim: int | None, shape: str | None, symmetry: Symmetry) -> dict[str, Any]:
-    """--dim, --shape and --symmetry as arguments `dim` or `particles` of `demx.fit`."""
+    """--dim, --shape and --symmetry as arguments `dim` or `particles` of `demx.fit`.
+
+    (Particles of several species: a target that is made in Python.)
+    """
     if shape is None:
         if symmetry == "particles":
             raise UserError("--symmetry particles: needs --shape n,dimension, such as 13,3")

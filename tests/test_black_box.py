@@ -1,0 +1,154 @@
+"""Energies on the host: values, gradients, and that every call is counted."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import demx
+from demx import cli, devices
+from demx.energy import energies, evaluate, evaluate_columns, pointwise
+from demx.errors import UserError
+from demx.space import normal
+from demx.targets.black_box import black_box
+from demx.targets.function import FunctionTarget
+
+
+@pytest.fixture(autouse=True)
+def all_devices_again(monkeypatch):
+    monkeypatch.setitem(devices._use, "all", True)
+
+
+def bowl(x):
+    """Off the origin, and not quadratic: catches a wrong sign and a wrong point."""
+    return 0.5 * np.sum((x - 1.0) ** 2) + 0.1 * np.sum(x**4), (x - 1.0) + 0.4 * x**3
+
+
+def bowls(x):
+    axes = tuple(range(1, x.ndim))
+    return 0.5 * np.sum((x - 1) ** 2, axes) + 0.1 * np.sum(x**4, axes), (x - 1) + 0.4 * x**3
+
+
+def same(x):
+    return 0.5 * jnp.sum((x - 1.0) ** 2) + 0.1 * jnp.sum(x**4)
+
+
+KINDS = {
+    "one": lambda **where: black_box(bowl, **where),
+    "batched": lambda **where: black_box(bowls, batched=True, **where),
+    "differences": lambda **where: black_box(lambda x: bowl(x)[0], finite_difference=1e-4, **where),
+}
+
+
+@pytest.mark.parametrize("where", [{"dim": 3}, {"particles": (4, 2)}], ids=["flat", "particles"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_and_gradients_are_those_of_jax(kind, where, key):
+    target = KINDS[kind](**where)
+    plain = FunctionTarget(same, target.space)
+    x = normal(key, target.space, (5,))
+    found, want = jax.jit(evaluate, static_argnums=0)(target, x), evaluate(plain, x)
+    np.testing.assert_allclose(found.log_density, want.log_density, rtol=1e-5)
+    np.testing.assert_allclose(found.score, want.score, atol=1e-5)
+    assert target.calls == 5 * target.calls_per_point
+    size = x[0].size
+    assert target.calls_per_point == (2 * size + 1 if kind == "differences" else 1)
+
+
+def test_one_host_call_however_it_is_asked(key):
+    """Under jit, vmap and scan; energy with gradient, by any door: one call a point."""
+    target = black_box(bowl, dim=3)
+    x = normal(key, target.space, (6,))
+
+    def calls(function, *arguments):
+        before = target.calls
+        jax.block_until_ready(jax.jit(function)(*arguments))
+        return target.calls - before
+
+    assert calls(lambda x: energies(target, x), x) == 6
+    assert calls(jax.vmap(jax.value_and_grad(target.log_density)), x) == 6
+    assert calls(jax.vmap(jax.value_and_grad(pointwise(target))), x) == 6
+    assert calls(jax.vmap(jax.grad(target.log_density)), x) == 6
+    block = jnp.moveaxis(x.reshape(2, 3, 3), 1, -1)
+    assert calls(jax.vmap(lambda c: evaluate_columns(target, c)), block) == 6
+    assert calls(lambda x: jax.lax.map(lambda p: evaluate(target, p[None]), x), x) == 6
+    want = jax.vmap(jax.grad(lambda p: -same(p)))(x)
+    np.testing.assert_allclose(jax.vmap(jax.grad(target.log_density))(x), want, atol=1e-5)
+
+
+SMALL = {
+    "draws": {"num_samples": 8},
+    "training": {"outer_steps": 2, "inner_steps": 2, "batch_size": 6, "new_samples": 5},
+    "network": {"width": 4, "depth": 1, "embedding": 4},
+    "grid": {"num_steps": 3},
+    "moves": {"num_steps": 2, "num_leapfrog": 2},
+    "evaluation": {"every": 2, "n": 20},
+}
+
+
+def test_what_demx_counts_is_what_the_function_saw():
+    """Checks, probe, training, looks, samples with weights, corrections, evaluation."""
+    target = black_box(bowls, dim=2, batched=True)
+    sampler = demx.fit(target, scale=2.0, settings=SMALL, progress=False)
+    p = sampler.progress
+    assert target.calls == p.energy_calls + p.evaluation_calls
+    for how in ({}, {"weights": True}, {"correct": "mala", "correct_steps": 3}):
+        before = target.calls
+        drawn = sampler.sample(70, **how)
+        jax.block_until_ready(drawn.x)
+        assert target.calls - before == drawn.energy_calls, how
+    before = target.calls
+    found = sampler.evaluate(20, repeats=2, likelihood="none")
+    assert target.calls - before == found.samples.energy_calls == 40
+
+
+def test_finite_differences_count_each_call():
+    target = black_box(lambda x: bowls(x)[0], dim=2, batched=True, finite_difference=1e-3)
+    settings = {"sampler": {"num_samples": 32, "outer_steps": 2}, "evaluation": {"every": 0}}
+    sampler = demx.fit(target, method="importance", scale=2.0, settings=settings, progress=False)
+    assert target.calls == 5 * sampler.progress.energy_calls
+
+
+def test_one_device_for_energies_on_the_host():
+    assert len(devices.local()) == jax.local_device_count()
+    black_box(bowl, dim=2)
+    assert len(devices.local()) == 1
+
+
+@pytest.mark.parametrize(
+    "function, options, match",
+    [
+        (lambda x: 3.0, {}, r"expected \(energy, gradient\), got float; .* finite_difference=1e-3"),
+        (lambda x: (3.0, x[:1]), {}, r"gradient of shape \(2,\), got \(\) and \(1,\)"),
+        (lambda x: (x, x), {}, r"energy of shape \(\) and .* got \(2,\) and \(2,\)"),
+        (bowl, {"batched": True}, r"energy of shape \(3,\)"),
+        (lambda x: {}["a"], {}, "the function raised KeyError: 'a'"),
+    ],
+)
+def test_what_a_function_can_get_wrong(function, options, match):
+    target = black_box(function, dim=2, **options)
+    with pytest.raises((UserError, RuntimeError), match=match):
+        jax.block_until_ready(energies(target, jnp.ones((3, 2))))
+
+
+def test_a_space_and_a_width_are_needed():
+    with pytest.raises(ValueError, match="needs one of dim"):
+        black_box(bowl)
+    with pytest.raises(UserError, match="finite_difference: expected a positive number, got -1"):
+        black_box(bowl, dim=2, finite_difference=-1)
+    with pytest.raises(ValueError, match="species: only for particles"):
+        black_box(bowl, dim=2, species=(0, 1))
+
+
+def test_a_mistake_on_the_host_ends_in_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.py").write_text(
+        "from demx.targets.black_box import black_box\ntarget = black_box(lambda x: [][3], dim=2)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["demx", "fit", "mine.py:target", "--quiet"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == "demx: black box: the function raised IndexError: list index out of range"
