@@ -20,7 +20,7 @@ def posterior(target) -> GaussianMixture:
     precision = target.scales**-2 + 1 / VARIANCE
     means = (target.means * target.scales**-2 + X[None] / VARIANCE) / precision
     smoothed = target.smoothed(VARIANCE)
-    weights = jax.nn.softmax(smoothed._log_terms(X[None])[0])
+    weights = jax.nn.softmax(smoothed.log_terms(X))
     return eqx.tree_at(
         lambda m: (m.means, m.scales, m.log_weights),
         target,

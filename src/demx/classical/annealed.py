@@ -19,7 +19,7 @@ from demx.classical.kernels import at_least, positive
 from demx.types import Info, Method, Samples, Target
 
 CHUNK = 4096  # particles of one compiled call of AIS: bounds memory
-MOST, FEWEST, ISLAND = 16, 8, 64  # islands; particles of one, if they are not to be that few
+MOST, FEWEST, ISLAND = 32, 8, 64  # islands; particles of one, if they are not to be that few
 
 
 class Annealed(eqx.Module):
@@ -65,7 +65,7 @@ def ais(target: Target, settings: Annealed) -> Method:
 def smc(target: Target, settings: Smc) -> Method:
     """Sequential Monte Carlo from a normal: particles that resample within islands.
 
-    There are 8 to 16 islands, numbered by `Samples.island`.
+    There are 8 to 32 islands, numbered by `Samples.island`.
     """
 
     def plan(n: int) -> list[Islands]:

@@ -7,6 +7,7 @@ A weight of zero, log w = -∞, is legal: a sample outside the support, or a bad
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import ndtr, stdtrit
 
 
 class Estimate(NamedTuple):
@@ -33,7 +34,8 @@ def log_z_is(log_weight: np.ndarray, island: np.ndarray | None = None) -> Estima
     """log Z ≈ log mean w: log_weight: (n,). Error by the delta method, sd(w)/(mean(w) √n).
 
     island: (n,) numbers of groups within which weights depend on each other; the error then is
-    that of the means of the groups (nan for a single one).
+    that of the means of the groups (nan for a single one), enlarged for few of them: by Student's
+    t two such errors cover what two cover of a normal.
     """
     w = _weights(log_weight, "log_z_is")
     value = np.log(w.mean()) + np.max(log_weight)
@@ -41,8 +43,10 @@ def log_z_is(log_weight: np.ndarray, island: np.ndarray | None = None) -> Estima
         return Estimate(float(value), _error(w / w.mean()))
     _, number, size = np.unique(island, return_inverse=True, return_counts=True)
     groups, count = np.bincount(number, w - w.mean()) / w.mean(), len(size)
-    error = (np.sum(groups**2) * count / max(count - 1, 1)) ** 0.5 / len(w)
-    return Estimate(float(value), float(error) if count > 1 else float("nan"))
+    if count == 1:
+        return Estimate(float(value), float("nan"))
+    error = (np.sum(groups**2) * count / (count - 1)) ** 0.5 / len(w)
+    return Estimate(float(value), float(error * stdtrit(count - 1, ndtr(2.0)) / 2))
 
 
 def log_z_lower(log_weight: np.ndarray) -> Estimate:

@@ -187,7 +187,7 @@ class Settings(eqx.Module):
     """What PIS, DDS and DIS share.
 
     outer_steps, inner_steps: a run is so many steps of so many updates. num_steps: K of a path.
-    loss: 'kl' or 'log_variance'. schedule: of the learning rate, 'constant' or 'cosine'. scale:
+    loss: 'kl' or 'log_variance'. schedule, optimiser: as of the matching methods. scale:
     σ of the reference, about the size of the target. score_clip: longest vector of σ∇log p̃ in the
     control. score_start: a(t) at first. detach_score: no second derivatives of the energy, at the
     price of a biased gradient of the KL (log_variance needs none either way). remat: memory O(K·d)
@@ -201,6 +201,7 @@ class Settings(eqx.Module):
     learning_rate: float = 5e-4
     schedule: str = "constant"
     gradient_clip: float = 1.0
+    optimiser: str = "adam"
     ema: float = 0.999
     loss: str = "kl"
     scale: float = 1.0
@@ -228,6 +229,7 @@ class Settings(eqx.Module):
             learning_rate=self.learning_rate,
             schedule=self.schedule,
             gradient_clip=self.gradient_clip,
+            optimiser=self.optimiser,
             ema=self.ema,
         )
 
