@@ -1,5 +1,6 @@
 """A whole assessment of samples: metrics beside floors, weights, an MCMC row, a verdict."""
 
+import html
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,12 +42,14 @@ class Density(NamedTuple):
 
 
 class Assessment(NamedTuple):
-    """samples: their metrics. mcmc: the same of tuned chains, for `mcmc_calls` energy calls."""
+    """samples: their metrics. mcmc: the same of tuned chains, for `mcmc_calls` energy calls.
+    log_weight: (n,) of the density, if there is one."""
 
     samples: Evaluation
     density: str | None = None
     mcmc: Evaluation | None = None
     mcmc_calls: int = 0
+    log_weight: np.ndarray | None = None
 
     @property
     def metrics(self):
@@ -55,6 +58,13 @@ class Assessment(NamedTuple):
     @property
     def verdict(self) -> list[str]:
         return verdict.sentences(self.samples)
+
+    def __repr__(self) -> str:
+        return f"{self.samples!r}\n\n" + "\n".join(self.verdict)
+
+    def _repr_html_(self) -> str:
+        words = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.verdict)
+        return self.samples._repr_html_() + words
 
 
 def assess_target(
@@ -82,8 +92,11 @@ def assess_target(
         log_z = getattr(target, "log_z", None)
         more, notes = densities.judge(density.log_weight, log_prob, energies, log_z, density.island)
         found = found._replace(metrics=found.metrics | more, notes=(*found.notes, *notes))
+    judged = Assessment(
+        found, density and density.name, log_weight=density and density.log_weight
+    )  # fmt: skip
     if not mcmc_calls:
-        return Assessment(found, density and density.name)
+        return judged
     spread = x if reference is None else reference.validation
     scale = float(np.sqrt(np.nanmean(spread[np.isfinite(spread)] ** 2)))
     # fewer ensembles than for a reference: each must reach equilibrium within the same calls
@@ -91,7 +104,7 @@ def assess_target(
     key = jax.random.fold_in(jax.random.key(seed), 0x3C3C)
     chains = samples_within(key, target, len(x), mcmc_calls, settings)
     mcmc = compare(target, chains.x, reference, n=n, workers=WORKERS, energies=-chains.log_density)
-    return Assessment(found, density and density.name, mcmc, chains.energy_calls)
+    return judged._replace(mcmc=mcmc, mcmc_calls=chains.energy_calls)
 
 
 def ruler(reference: Reference | Path | None) -> Reference | None:

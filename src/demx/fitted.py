@@ -1,8 +1,9 @@
 """A trained sampler in the user's hands: samples, densities, log Z, and how good they are."""
 
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +13,11 @@ from jaxtyping import Array, ArrayLike, Float
 import demx
 from demx import correction, stream
 from demx.assessment import Assessment, Density, assess_target, check_sizes, flow_density, ruler
+from demx.display import html_table, text_table
 from demx.errors import UserError
 from demx.evaluate import reference as references
+from demx.evaluate.evidence import LogZ, log_z
 from demx.evaluate.reference import Reference
-from demx.evaluate.weights import ess, log_z_is
 from demx.methods import METHODS
 from demx.methods.annealing import Annealing
 from demx.resolve import reference_key, rows
@@ -24,16 +26,8 @@ from demx.types import Method, Samples, Target
 
 if TYPE_CHECKING:
     from demx.outputs.drawn import Written
-
-
-class LogZ(NamedTuple):
-    """log ∫ exp(-E), its error, and the effective share of the weights (None: not by weights)."""
-
-    value: float
-    standard_error: float
-    ess: float | None
-    n: int
-    bad: int  # samples without a finite density or energy: their weight is 0
+    from demx.report.plots import Plot
+    from demx.report.sections import Coordinate
 
 
 class Fitted:
@@ -59,12 +53,41 @@ class Fitted:
         self.config, self.progress, self.ended = config, progress, ended
         self.directory, self.history = directory, history or []
 
-    def __repr__(self) -> str:
+    def _rows(self) -> list[list[str]]:
         p = self.progress
-        return (
-            f"Fitted({self.config['method']} on {self.config['target']}, {p.step} outer loops, "
-            f"{p.energy_calls} energy calls, {p.seconds:.0f} s)"
-        )
+        return [
+            ["outer loops", f"{p.step} of {self.method.outer_steps}, ended by {self.ended}"],
+            ["energy calls", f"{p.energy_calls:,} training, {p.evaluation_calls:,} watching it"],
+            ["time", f"{p.seconds:.0f} s"],
+            ["samples", f"of shape {rows(self.target)}"],
+            ["kept in", "memory" if self.directory is None else str(self.directory)],
+        ]
+
+    @property
+    def _title(self) -> str:
+        return f"Fitted: {self.config['method']} on {self.config['target']}"
+
+    def __repr__(self) -> str:
+        return text_table(self._title, self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._rows(), header=False, title=self._title)
+
+    @cached_property
+    def plot(self) -> "Plot":
+        """Figures as matplotlib Axes: `plot.energies()`, `plot.samples()`, …"""
+        from demx.report.plots import Plot
+
+        return Plot(self)
+
+    def report(
+        self, path: str | Path, n: int = 1000, coordinate: "Coordinate | None" = None
+    ) -> Path:
+        """One HTML file that shows this sampler. n: size of one block of samples for the metrics.
+        coordinate: what the free energy is shown along, as in `plot.free_energy`."""
+        from demx.report.html import write_fitted
+
+        return write_fitted(self, Path(path), n, coordinate)
 
     def sample(
         self,
@@ -256,28 +279,6 @@ class Fitted:
             exact = hasattr(self.target, "sample")
             return references.make(self.target) if exact else None
         return references.find(*reference_key(self.config), self.target)
-
-
-def log_z(drawn: Samples) -> LogZ:
-    """log Z ≈ log mean w with its error and effective share, from weighted samples."""
-    n = len(drawn.x)
-    if drawn.log_z is not None:
-        return LogZ(*drawn.log_z, None, n, drawn.bad)
-    if drawn.bad > 0.05 * n:
-        raise UserError(
-            f"log_z: {drawn.bad} of {n} samples have no finite density or energy, so the "
-            "estimate would be too low; train longer"
-        )
-    log_weight = np.asarray(drawn.log_weight, float)
-    island = None if drawn.island is None else np.asarray(drawn.island)
-    try:
-        share = ess(log_weight).value
-        if island is not None:  # within an island, weights forget what was resampled
-            means = np.bincount(island, np.exp(log_weight - log_weight.max()))
-            share = min(share, float(means.mean() ** 2 / (means**2).mean()))
-        return LogZ(*log_z_is(log_weight, island), share, n, drawn.bad)
-    except ValueError as error:
-        raise UserError(f"log_z: {error}") from error
 
 
 NO_DENSITY = "this sampler has no density and no weights (chains, or a pinned score)"

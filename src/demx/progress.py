@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from demx.display import html_table
 from demx.train import Budget, Progress
 
 
@@ -19,8 +20,8 @@ def short(value: float) -> str:
 
 
 class ProgressLine:
-    """Rate, loss, clip share, bad points, energy calls, time left: live on a terminal,
-    one line every few seconds elsewhere."""
+    """Rate, loss, clip share, bad points, energy calls, time left: live on a terminal and in a
+    notebook, one line every few seconds elsewhere."""
 
     def __init__(self, outer_steps: int, budget: Budget, calls_per_step: int, console: Console):
         self.outer_steps, self.budget = outer_steps, budget
@@ -29,18 +30,24 @@ class ProgressLine:
         self.bad = self.unusable = 0
         self.first: Progress | None = None
         self.last_print = 0.0
+        self.cells: dict[str, str] = {"": "no step was made"}
         self.latest = ""
         self.evaluation: dict[str, str] = {}
         self.history: list[dict[str, Any]] = []
+        self.notebook = _Notebook() if console.is_jupyter and not console.quiet else None
 
     def __enter__(self) -> "ProgressLine":
-        if self.console.is_terminal:
+        if self.notebook:
+            self.notebook.update({"": "compiling …"})
+        elif self.console.is_terminal:
             self.live.start()
             self.live.update("compiling …")
         return self
 
     def __exit__(self, *exception) -> None:
-        if self.console.is_terminal:
+        if self.notebook:
+            self.notebook.update(self.cells)
+        elif self.console.is_terminal:
             self.live.stop()
         elif self.latest:
             self.console.print(self.latest, highlight=False)
@@ -85,15 +92,34 @@ class ProgressLine:
         }
         self.evaluation |= {k: f"{v:.4g}" for k, v in metrics.get("evaluation", {}).items()}
         cells |= self.evaluation
+        self.cells = cells
+        now = time.monotonic()
+        if self.notebook:
+            if now - self.last_print > 0.5:  # a kernel's messages are not free
+                self.last_print = now
+                self.notebook.update(cells)
+            return
         if self.console.is_terminal:
             self.live.update(_grid(cells))
             return
         self.latest = "  ".join(f"{name} {value}" for name, value in cells.items())
-        now = time.monotonic()
         if now - self.last_print > 10:
             self.last_print = now
             self.console.print(self.latest, highlight=False)
             self.latest = ""
+
+
+class _Notebook:
+    """One output cell that is written again and again; needs nothing but IPython itself."""
+
+    def __init__(self) -> None:
+        from IPython.display import HTML, display
+
+        self._html = HTML
+        self._handle = display(HTML(""), display_id=True)
+
+    def update(self, cells: dict[str, str]) -> None:
+        self._handle.update(self._html(html_table([[*cells], [*cells.values()]])))
 
 
 def _grid(cells: dict[str, str]) -> Table:

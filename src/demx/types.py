@@ -3,8 +3,11 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from demx.display import html_table, text_table, with_error
 from demx.space import Space
 
 
@@ -49,6 +52,35 @@ class Samples(NamedTuple):
     acceptance: float | None = None
     bad_calls: int = 0
     log_z: tuple[float, float] | None = None
+
+    def _rows(self) -> list[list[str]]:
+        found = [["x", f"{self.x.dtype} {tuple(self.x.shape)}"]]
+        if isinstance(self.x, Tracer):  # inside a transformation there are no numbers yet
+            return found
+        if self.log_weight is not None:
+            weights = "log_weight"
+            if np.isfinite(largest := np.max(self.log_weight, initial=-np.inf)):
+                w = np.exp(np.asarray(self.log_weight, float) - largest)
+                weights += f", effective share {w.mean() ** 2 / (w * w).mean():.3g}"
+            found.append(["weights", weights])
+        known = [name for name in ("log_prob", "island") if getattr(self, name) is not None]
+        if known:
+            found.append(["also", ", ".join(known)])
+        if self.acceptance is not None:
+            found.append(["acceptance", f"{self.acceptance:.2f}"])
+        if self.log_z is not None:
+            found.append(["log Z", with_error(*self.log_z)])
+        found.append(["energy calls", f"{self.energy_calls:,}"])
+        if self.bad or self.bad_calls:
+            told = f"{self.bad} samples, {self.bad_calls} energies on the way"
+            found.append(["not finite", told])
+        return found
+
+    def __repr__(self) -> str:
+        return text_table("Samples", self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._rows(), header=False, title="Samples")
 
 
 class Info(NamedTuple):

@@ -145,18 +145,26 @@ def sample(
     )
 
 
-def report(run: Run, /, n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1000) -> None:
+def report(
+    run: Run,
+    /,
+    n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1000,
+    coordinate: str | None = None,
+) -> None:
     """Write report.html into a run directory: one file to open in a browser.
 
     Args:
         run: a run directory.
         n: size of one block of samples for the metrics.
+        coordinate: what the free energy is shown along: energy, norm, x0, x1, …; of particles
+            also radius_of_gyration (the default), distance:0,1, smallest_distance,
+            mean_distance, largest_distance.
     """
     from demx.report import html
 
     if n < 10:
         raise UserError(f"expected -n of at least 10, got {n}")
-    print(html.write(Path(run), n))
+    print(html.write(Path(run), n, coordinate))
 
 
 def list_() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from scipy.spatial.distance import cdist
 
 from demx import energy
+from demx.display import html_table, text_table, with_error
 from demx.evaluate import metrics
 from demx.evaluate.alignment import aligned_costs
 from demx.evaluate.reference import Reference
@@ -74,6 +75,21 @@ class Evaluation(NamedTuple):
     bad: int
     energy_calls: int
     notes: tuple[str, ...] = ()  # what the reader must know first
+
+    def _rows(self) -> list[list[str]]:
+        lines = [["metric", "n", "value", "floor"]]
+        for name, m in self.metrics.items():
+            floor = with_error(m.floor, m.floor_standard_error)
+            lines.append([name, str(m.n), with_error(m.value, m.standard_error), floor])
+        return lines
+
+    def __repr__(self) -> str:
+        bad = f", {self.bad} bad samples" if self.bad else ""
+        blocks = f"{self.repeats} blocks of {self.n} samples"
+        return text_table(f"{blocks}, {self.energy_calls:,} energy calls{bad}", self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._rows())
 
 
 class Cloud(NamedTuple):

@@ -14,11 +14,11 @@ import demx
 from demx import config
 from demx.comparison import Row
 from demx.correction import equal_weights
+from demx.display import html_table, with_error
 from demx.evaluate import reference
 from demx.evaluate.evaluation import batched_energies
-from demx.report import figures
-from demx.report.html import CSS, DEFINITIONS
-from demx.report.tables import with_error
+from demx.report import document, figures
+from demx.report.sections import DEFINITIONS
 from demx.samples import read
 from demx.store import write_atomic
 
@@ -78,11 +78,11 @@ def write(target: str, rows: Sequence[Row], path: Path) -> Path:
     """One page: the table, energies of all methods, and what their samples look like."""
     built = config.build_target(target, {})
     header, lines = cells(rows)
-    head = "".join(f"<th>{html.escape(h)}</th>" for h in header)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in line) + "</tr>" for line in lines
+    meaning = "".join(
+        f"<dt>{html.escape(name)}</dt><dd>{html.escape(DEFINITIONS[name])}</dd>"
+        for name, *_ in lines
+        if name in DEFINITIONS
     )
-    known = [name for name, *_ in lines if name in DEFINITIONS]
     parts = [
         f"<h1>Methods on {html.escape(target)}</h1>",
         *(
@@ -91,8 +91,8 @@ def write(target: str, rows: Sequence[Row], path: Path) -> Path:
             for row in rows
             if row.error
         ),
-        f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div><p>{NOTE}</p>',
-        f"<p>{html.escape('; '.join(f'{k}: {DEFINITIONS[k]}' for k in known))}.</p>",
+        f'<div class="scroll">{html_table([header, *lines])}</div><p>{NOTE}</p>',
+        document.folded("What these are", f"<dl>{meaning}</dl>"),
         "<h2>What each says of itself</h2>",
     ]
     for row in rows:
@@ -100,6 +100,7 @@ def write(target: str, rows: Sequence[Row], path: Path) -> Path:
             words = " ".join(row.evaluation["verdict"])
             parts.append(f"<p><b>{html.escape(row.method)}</b>: {html.escape(words)}</p>")
     drawn = {row.method: _evenly(row.samples) for row in rows if row.samples is not None}
+    of_reference = None if built.space.shape == (2,) else _of_reference(target, built)
     parts.append('<div class="row">')
     for name, x in drawn.items():
         x = x[np.isfinite(x).reshape(len(x), -1).all(axis=1)]
@@ -107,20 +108,16 @@ def write(target: str, rows: Sequence[Row], path: Path) -> Path:
         x, energies = x[np.isfinite(energies)], energies[np.isfinite(energies)]
         if len(x) == 0:
             continue
-        plot = figures.samples_over_contours(built, x)
-        if plot is None:
-            plot = figures.histogram("energy", energies, _of_reference(target, built))
-        caption = f"{html.escape(name)}: {len(x)} samples"
-        parts.append(f"<figure><figcaption>{caption}</figcaption>{plot}</figure>")
+        if built.space.shape == (2,):
+            plot = figures.svg(lambda axes, x=x: figures.plane(axes, built, x), 6, 6)
+        else:
+            plot = figures.svg(
+                lambda axes, e=energies: figures.histogram(axes, "energy", e, of_reference)
+            )
+        parts.append(document.figure(plot, f"{name}: {len(x)} samples"))
     command = f"demx compare {target} --methods {','.join(row.method for row in rows)}"
     parts.append(f"</div><p>demx {demx.__version__}: {html.escape(command)}</p>")
-    page = (
-        "<!doctype html><html lang=en><head><meta charset=utf-8>"
-        '<meta name=viewport content="width=device-width, initial-scale=1">'
-        f"<title>methods on {html.escape(target)}</title><style>{CSS}</style></head><body>"
-        + "\n".join(parts)
-        + "</body></html>"
-    )
+    page = document.document(f"methods on {target}", parts)
     write_atomic(path, page.encode())
     return path
 

@@ -1,65 +1,98 @@
-"""Figures of a run as SVG text. The only place that draws."""
+"""Figures: functions that draw on an Axes, and what makes SVG text of them. The only place that
+draws."""
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-from matplotlib.ticker import EngFormatter
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from demx.evaluate.evaluation import batched_energies
+from demx.evaluate.profile import Profile
 from demx.types import Target
 
-BLUE, ORANGE, GREY = "#3b6fb6", "#d9822b", "#8a8f98"
+BLUE, ORANGE, GREY = "#4a86d8", "#e08126", "#8a8f98"
+# stands for the colour of the text around the figure, whatever that is: see `svg`
+INK = "#0a0b0c"
 STYLE = {
     "figure.facecolor": "none",
     "axes.facecolor": "none",
     "axes.edgecolor": GREY,
-    "axes.labelcolor": GREY,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "text.color": GREY,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "text.color": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "legend.frameon": False,
     "svg.fonttype": "none",
+    "svg.hashsalt": "demx",
     "font.size": 10,
 }
+GRID = 200  # points to a side of the contours
 
 
-def _svg(figure) -> str:
-    text = io.StringIO()
-    figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
-    plt.close(figure)
+def svg(draw: Callable[[Axes], Any], width: float = 6.0, height: float = 3.2) -> str:
+    """What `draw` puts on an Axes, as SVG that takes the colour of the text around it."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, height))
+        draw(figure.add_subplot())
+        text = io.StringIO()
+        figure.savefig(text, format="svg", bbox_inches="tight", dpi=200, metadata={"Date": None})
     drawn = text.getvalue()
-    drawn = drawn[drawn.index("<svg") :]
-    return re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.S)
+    drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn[drawn.index("<svg") :], flags=re.S)
+    return drawn.replace(INK, "currentColor")
 
 
-def samples_over_contours(target: Target, x: np.ndarray) -> str | None:
-    """Samples of a two-dimensional target over the contours of its log-density."""
-    if target.space.shape != (2,):
-        return None
+def new_axes(width: float = 6.0, height: float = 3.2, projection: str | None = None) -> Axes:
+    """An Axes of a figure of its own, to be shown by whatever shows figures."""
+    import matplotlib.pyplot as plt
+
+    figure = plt.figure(figsize=(width, height))
+    return figure.add_subplot(projection=projection)
+
+
+def _ink(axes: Axes) -> Any:
+    return axes.xaxis.label.get_color()
+
+
+def plane(axes: Axes, target: Target, x: np.ndarray) -> Axes:
+    """Samples (n, 2) over the contours of the log-density: GRID² energy calls."""
     reach = 1.1 * max(1e-9, float(np.quantile(np.abs(x), 0.999)))
     if hasattr(target, "modes"):
         reach = max(reach, 1.15 * float(np.abs(target.modes).max()))
-    side = np.linspace(-reach, reach, 200)
+    side = np.linspace(-reach, reach, GRID)
     grid = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2).astype(np.float32)
-    log_density = -batched_energies(target, grid).reshape(200, 200)
-    top = np.nanmax(log_density)
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(6, 6))
-        levels = top - np.array([30, 20, 12, 8, 5, 3, 1.5, 0.5])
-        axes.contour(side, side, log_density, levels=levels, cmap="viridis", linewidths=0.7)
-        axes.scatter(*x.T, s=3, color=ORANGE, alpha=0.5, linewidths=0, rasterized=True)
-        axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
-        axes.set(xlabel="$x_1$", ylabel="$x_2$")
-        return _svg(figure)
+    log_density = -batched_energies(target, grid).reshape(GRID, GRID)
+    levels = np.nanmax(log_density) - np.array([30, 20, 12, 8, 5, 3, 1.5, 0.5])
+    shades = [matplotlib.colors.to_rgba(BLUE, 0.25 + 0.75 * i / 7) for i in range(8)]
+    axes.contour(side, side, log_density, levels=levels, colors=shades, linewidths=0.7)
+    axes.scatter(*x.T, s=3, color=ORANGE, alpha=0.5, linewidths=0, rasterized=True)
+    axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
+    axes.set(xlabel="$x_0$", ylabel="$x_1$")
+    return axes
+
+
+def scatter(axes: Axes, x: np.ndarray) -> Axes:
+    """The first two coordinates of samples (n, d), or the first against its number."""
+    flat = x.reshape(len(x), -1)
+    first, second = (flat[:, 0], flat[:, 1]) if flat.shape[1] > 1 else (range(len(x)), flat[:, 0])
+    axes.scatter(first, second, s=4, color=ORANGE, alpha=0.5, linewidths=0, rasterized=True)
+    names = ("$x_0$", "$x_1$") if flat.shape[1] > 1 else ("sample", "$x_0$")
+    axes.set(xlabel=names[0], ylabel=names[1])
+    return axes
+
+
+def particles(axes: Axes, x: np.ndarray) -> Axes:
+    """One configuration (particles, dim)."""
+    axes.scatter(*x.T, s=220, color=ORANGE, edgecolors=GREY)
+    axes.set_aspect("equal")
+    return axes
 
 
 def _shared_bins(sets: Sequence[np.ndarray], count: int = 60) -> np.ndarray:
@@ -69,64 +102,104 @@ def _shared_bins(sets: Sequence[np.ndarray], count: int = 60) -> np.ndarray:
     return np.linspace(low, max(high, low + 1e-6), count)
 
 
-def histogram(name: str, x: np.ndarray, reference: np.ndarray | None) -> str:
+def histogram(axes: Axes, name: str, x: np.ndarray, reference: np.ndarray | None = None) -> Axes:
     """Distribution of a number over the samples, beside the reference."""
-    sets = [x] if reference is None else [x, reference]
-    bins = _shared_bins(sets)
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(6, 3.2))
-        if reference is not None:
-            axes.hist(reference, bins, density=True, color=GREY, alpha=0.45, label="reference")
-        axes.hist(x, bins, density=True, histtype="step", color=ORANGE, lw=1.6, label="samples")
-        axes.set(xlabel=name, ylabel="density")
+    bins = _shared_bins([x] if reference is None else [x, reference])
+    if reference is not None:
+        axes.hist(reference, bins, density=True, color=GREY, alpha=0.45, label="reference")
+    axes.hist(x, bins, density=True, histtype="step", color=ORANGE, lw=1.6, label="samples")
+    axes.set(xlabel=name, ylabel="density")
+    if reference is not None:
         axes.legend()
-        return _svg(figure)
+    return axes
 
 
-def _curve(name: str, calls: list[int], values: list[float], floor: float | None) -> str:
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(3.6, 2.8))
-        axis.plot(calls, values, "o-" if len(calls) < 50 else "-", ms=3, color=BLUE)
-        if floor is not None:
-            axis.axhline(floor, color=GREY, ls="--", lw=1)
-        low, high = min(values), float(np.quantile(values, 0.9))
-        if max(values) - low > 10 * (high - low) > 0:
-            # the first looks can be astronomically high: they are left out, and it is said
-            axis.set_ylim(low - 0.1 * (high - low), high + 0.3 * (high - low))
-            axis.set_title(f"highest, not shown: {max(values):.3g}", fontsize="small", color=GREY)
-        axis.xaxis.set_major_formatter(EngFormatter())
-        axis.set(xlabel="energy calls", ylabel=name)
-        return _svg(figure)
+def weights(axes: Axes, log_weight: np.ndarray) -> Axes:
+    """log w - log mean w, (n,): of a perfect sampler all are 0. Weights of 0 are not drawn."""
+    finite = np.asarray(log_weight, float)[np.isfinite(log_weight)]
+    mean = finite.max() + np.log(np.exp(finite - finite.max()).sum() / len(log_weight))
+    relative = finite - mean
+    bins = np.linspace(np.quantile(relative, 0.005), relative.max() + 1e-6, 50)
+    axes.hist(relative, bins, color=ORANGE, alpha=0.75)
+    axes.axvline(0, color=_ink(axes), lw=1, ls="--")
+    axes.set(xlabel="log weight, less that of the mean weight", ylabel="samples", yscale="log")
+    return axes
 
 
-def training_curves(history: list[dict[str, Any]], floor: float | None) -> str:
-    """Loss, and what the periodic looks saw, against energy calls: a row of figures."""
-    looks = [line for line in history if "evaluation" in line]
-    names = list(dict.fromkeys(name for line in looks for name in line["evaluation"]))
-    curves = []
+def free_energy(axes: Axes, name: str, found: Profile, reference: Profile | None = None) -> Axes:
+    """F along a coordinate with two standard errors; the lowest point of the truth is 0."""
+    zero = float(np.nanmin((reference or found).free_energy))
+    for line, colour, label in ((reference, GREY, "reference"), (found, ORANGE, "samples")):
+        if line is None:
+            continue
+        low = line.lowered(zero)
+        error = 2 * np.nan_to_num(low.standard_error)
+        axes.fill_between(
+            low.centres, low.free_energy - error, low.free_energy + error, color=colour,
+            alpha=0.25, lw=0,
+        )  # fmt: skip
+        axes.plot(low.centres, low.free_energy, color=colour, lw=1.6, label=label)
+    axes.set(xlabel=name, ylabel="free energy / kT")
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    if reference is not None:
+        axes.legend()
+    return axes
+
+
+def modes(axes: Axes, share: np.ndarray, error: np.ndarray, true: np.ndarray) -> Axes:
+    """Share of the samples at every mode (M,) with two standard errors, beside the true one."""
+    order = np.arange(len(share))
+    axes.bar(order, true, width=0.8, color=GREY, alpha=0.45, label="true")
+    axes.errorbar(order, share, 2 * error, fmt="o", ms=3, lw=1, color=ORANGE, label="samples")
+    axes.set(xlabel="mode", ylabel="share", ylim=(0, None))
+    axes.set_ylim(0, 1.2 * axes.get_ylim()[1])
+    axes.legend(ncols=2, loc="upper right")
+    return axes
+
+
+def curve(
+    axes: Axes, name: str, calls: Sequence[int], values: Sequence[float], floor: float | None = None
+) -> Axes:
+    """A number while training, against energy calls."""
+    axes.plot(calls, values, "o-" if len(calls) < 50 else "-", ms=3, color=BLUE)
+    if floor is not None:
+        axes.axhline(floor, color=_ink(axes), ls="--", lw=1)
+    low, high = min(values), float(np.quantile(values, 0.9))
+    if max(values) - low > 10 * (high - low) > 0:
+        # the first looks can be astronomically high: they are left out, and it is said
+        axes.set_ylim(low - 0.1 * (high - low), high + 0.3 * (high - low))
+        axes.set_title(f"highest, not shown: {max(values):.3g}", fontsize="small")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.set(xlabel="energy calls", ylabel=name)
+    return axes
+
+
+def training_series(history: list[dict[str, Any]]) -> dict[str, tuple[list[int], list[float]]]:
+    """What to draw of a run's history, by name: the loss, or what a method has instead, and what
+    the periodic looks saw."""
+    points: dict[str, list[tuple[int, float]]] = {}
     for name in ("loss", "ess", "acceptance"):
-        points = [(line["energy_calls"], line[name]) for line in history if name in line]
+        found = [(line["energy_calls"], line[name]) for line in history
+                 if line.get(name) is not None]  # fmt: skip
         # of a trained method its loss says it; a look at chains is what they have instead
-        if points and not (curves and name != "loss"):
-            curves.append((name, points))
-    for name in names:
-        seen = [line for line in looks if name in line["evaluation"]]
-        curves.append((name, [(s["energy_calls"], s["evaluation"][name]) for s in seen]))
-    drawn = [
-        _curve(name, *map(list, zip(*points, strict=True)), floor if name == "w2" else None)
-        for name, points in curves
-    ]
-    return f'<div class="row">{"".join(drawn)}</div>'
+        if found and not (points and name != "loss"):
+            points[name] = found
+    for line in history:
+        for name, value in line.get("evaluation", {}).items():
+            if value is not None:
+                points.setdefault(name, []).append((line["energy_calls"], value))
+    return {name: tuple(map(list, zip(*pairs, strict=True))) for name, pairs in points.items()}
 
 
 def growth(lines: dict[str, dict[str, Any]]) -> str:
     """Seconds against size, both logarithmic, one line a size that was varied."""
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(6.4, 4.2))
+
+    def draw(axes: Axes) -> None:
         for label, line in lines.items():
             label = f"{label}: exponent {line['exponent']:.2f}"
             axes.loglog(line["sizes"], line["seconds"], "o-", markersize=4, label=label)
-        axes.set_xlabel("size")
-        axes.set_ylabel("seconds")
+        axes.set(xlabel="size", ylabel="seconds")
         axes.legend(fontsize=8)
-        return _svg(figure)
+
+    return svg(draw, 6.4, 4.2)

@@ -1,151 +1,76 @@
 """report.html: one file, nothing loaded from anywhere, that shows a run."""
 
 import html
-from importlib import resources
 from pathlib import Path
-
-import numpy as np
 
 import demx
 from demx import api, config
-from demx.assessment import Assessment
-from demx.evaluate import metrics
-from demx.evaluate.evaluation import (
-    batched_energies,
-    finite_rows,
-)
-from demx.report import figures, tables
-from demx.space import MeanFree
-from demx.store import Store, write_atomic
-
-CSS = (resources.files("demx.report") / "report.css").read_text()
+from demx.report import document, figures, sections
+from demx.report.sections import Coordinate, Shown
+from demx.store import write_atomic
 
 
-def write(run: Path, n: int = 1000) -> Path:
+def write(run: Path, n: int = 1000, coordinate: Coordinate | None = None) -> Path:
     """Sample, evaluate, draw, and write run/report.html; returns its path."""
-    store = Store(run)
-    fitted = api.load(run)
+    return write_fitted(api.load(run), run / "report.html", n, coordinate)
+
+
+def write_fitted(
+    fitted: api.Fitted, path: Path, n: int = 1000, coordinate: Coordinate | None = None
+) -> Path:
+    """The page of a sampler; coordinate: what the free energy is shown along, by name or a
+    function of one configuration."""
+    sections.named(coordinate, fitted.target.space)  # refused before anything is drawn
     found = fitted.evaluate(n)
     count = 5000 if len(fitted.target.space.shape) == 1 else 2000
-    samples = np.asarray(fitted.sample(count, seed=2).x)
-    path = run / "report.html"
-    write_atomic(path, _page(fitted, found, samples, store).encode())
+    shown = Shown.of(fitted, found, count)
+    write_atomic(path, _page(shown, coordinate).encode())
     return path
 
 
-def _page(fitted: api.Fitted, found: Assessment, x: np.ndarray, store: Store) -> str:
-    target, about = fitted.target, fitted.config
-    sets = fitted.reference()
-    reference = None if sets is None else sets.test
-    energies = batched_energies(target, x)
-    good = finite_rows(x, energies)
-    drawn, x, finite = len(x), x[good], energies[good]
-    if len(x) == 0:
-        return _broken(fitted, drawn)
-    of_reference = None if reference is None else batched_energies(target, reference)
+def _page(shown: Shown, coordinate: Coordinate | None) -> str:
+    fitted, about = shown.fitted, shown.fitted.config
     title = f"{about['method']} on {about['target']}"
+    settings = f"<pre>{html.escape(config.dumps(about))}</pre>"
+    if len(shown.even.x) < 2:
+        words = f"{shown.bad} of {shown.bad + len(shown.even.x)} samples are not finite: "
+        parts = [document.paragraph(words + "this sampler is broken.", "verdict"), settings]
+        return document.document(title, parts)
+    verdict = "".join(map(document.paragraph, shown.found.verdict))
     parts = [
         f"<h1>{html.escape(title)}</h1>",
-        f'<p class="verdict">{html.escape(" ".join(found.verdict))}</p>',
-        f"<p>{_costs(fitted, found)}</p>",
-        "<h2>Metrics</h2>",
-        "<p>The floor is the same metric between two independent reference sets: what perfect "
-        "samples get (of a mean: the true value). At the floor: within two standard errors of it. "
-        f"{html.escape(_definitions(found))}</p>",
-        f'<div class="scroll">{_table(fitted, found)}</div>',
+        f'<div class="verdict">{verdict}</div>',
+        document.paragraph(_costs(shown)),
+        sections.samples(shown),
+        '<div class="pairs">',
+        sections.energies(shown),
+        sections.distances(shown),
+        sections.weights(shown),
+        sections.free_energy(shown, coordinate),
+        sections.modes(shown),
+        "</div>",
+        sections.training(shown),
+        sections.judged(shown),
+        document.section("Made by", document.folded("Configuration", settings)),
+        f"<footer>{document.paragraph(_made_by(fitted))}</footer>",
     ]
-    plot = figures.samples_over_contours(target, x)
-    if plot:
-        parts.append(_figure("Samples", plot, f"{len(x)} samples over contours of the target."))
-    parts.append(
-        _figure(
-            "Energies",
-            figures.histogram("energy", finite, of_reference),
-            f"{len(finite)} samples; {drawn - len(finite)} with an energy that is not "
-            f"finite. Lowest {finite.min():.4g}, median {np.median(finite):.4g}, "
-            f"highest {finite.max():.4g}.",
-        )
-    )
-    if isinstance(target.space, MeanFree):
-        pairs = metrics.distances(x).ravel()
-        of_pairs = None if reference is None else metrics.distances(reference[: len(x)]).ravel()
-        drawn = figures.histogram("interatomic distance", pairs, of_pairs)
-        parts.append(_figure("Distances", drawn, f"All pairs of {len(x)} samples."))
-    history = store.history()
-    if history:
-        floor = found.metrics["w2"].floor if "w2" in found.metrics else None
-        curves = figures.training_curves(history, floor)
-        parts.append(
-            _figure("Training", curves, "Against energy calls; dashed: the floor, where known.")
-        )
-    parts += [
-        f"<details><summary>Configuration</summary><pre>{html.escape(config.dumps(about))}</pre>"
-        "</details>",
-        f"<p>demx {demx.__version__}: demx fit {html.escape(about['target'])} "
-        f"--method {html.escape(about['method'])} --seed {about['seed']}, with the configuration "
-        "above; demx evaluate; demx report.</p>",
-    ]
+    return document.document(title, parts)
+
+
+def _costs(shown: Shown) -> str:
+    fitted, p = shown.fitted, shown.fitted.progress
+    plane = figures.GRID**2 if fitted.target.space.shape == (2,) else 0
     return (
-        "<!doctype html><html lang=en><head><meta charset=utf-8>"
-        '<meta name=viewport content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{CSS}</style></head><body>"
-        + "\n".join(parts)
-        + "</body></html>"
+        f"{p.step} of {fitted.method.outer_steps} outer loops in {p.seconds:.0f} s. Energy calls: "
+        f"{p.energy_calls:,} for training, {p.evaluation_calls:,} for watching it, "
+        f"{shown.found.samples.energy_calls:,} for the metrics, "
+        f"{shown.energy_calls + plane:,} for the figures."
     )
 
 
-def _broken(fitted: api.Fitted, drawn: int) -> str:
-    """The page of a sampler that gives nothing to show."""
+def _made_by(fitted: api.Fitted) -> str:
+    about = fitted.config
     return (
-        f"<!doctype html><meta charset=utf-8><style>{CSS}</style>"
-        f'<p class="verdict">None of {drawn} samples is finite: this sampler is broken.</p>'
-        f"<pre>{html.escape(config.dumps(fitted.config))}</pre>"
+        f"demx {demx.__version__}: demx fit {about['target']} --method {about['method']} "
+        f"--seed {about['seed']}, with the configuration above; demx report."
     )
-
-
-def _figure(title: str, svg: str, caption: str) -> str:
-    return f"<h2>{title}</h2><figure>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>"
-
-
-DEFINITIONS = {
-    "w2": "Wasserstein-2 distance between samples and reference",
-    "w2_aligned": "the same after relabelling, rotating and reflecting each pair of clusters",
-    "energy_w2": "Wasserstein-2 between energies",
-    "energy_w1": "Wasserstein-1 between energies",
-    "distance_w2": "Wasserstein-2 between interatomic distances",
-    "distance_tv": "total variation between their histograms, 200 bins",
-    "tv": "total variation between histograms of 200 by 200 bins",
-    "modes_hit": "modes with a sample within 3σ",
-    "mode_tv": "total variation between mode weights",
-    "outside_share": "samples farther than 3σ from every mode",
-    "ess": "effective share of the importance weights",
-    "psis_k": "Pareto tail index of the weights, trusted below 0.7",
-    "log_z_lower": "ELBO",
-    "log_z_is": "log Z by importance sampling",
-    "log_z_upper": "EUBO on reference samples",
-    "nll": "mean of -log q on reference samples",
-}
-
-
-def _definitions(found: Assessment) -> str:
-    known = [f"{name}: {DEFINITIONS[name]}" for name in found.metrics if name in DEFINITIONS]
-    return "; ".join(known) + "."
-
-
-def _costs(fitted: api.Fitted, found: Assessment) -> str:
-    p = fitted.progress
-    return (
-        f"{p.step} of {fitted.method.outer_steps} outer loops in "
-        f"{p.seconds:.0f} s. Energy calls: {p.energy_calls:,} for "
-        f"training, {p.evaluation_calls:,} for watching it, "
-        f"{found.samples.energy_calls:,} for the metrics."
-    )
-
-
-def _table(fitted: api.Fitted, found: Assessment) -> str:
-    header, cells = tables.rows(tables.About.of_run(fitted), found)
-    head = "".join(f"<th>{html.escape(h)}</th>" for h in header)
-    body = (
-        "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in line) + "</tr>" for line in cells
-    )
-    return f"<table><tr>{head}</tr>{''.join(body)}</table>"

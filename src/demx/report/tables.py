@@ -14,6 +14,7 @@ from rich.table import Table
 from demx import config, registry
 from demx.api import Fitted
 from demx.assessment import Assessment
+from demx.display import number, with_error
 from demx.evaluate.evaluation import Evaluation
 from demx.evaluate.reference import Reference
 from demx.evaluate.verdict import word
@@ -28,22 +29,6 @@ PAPER = {
     "lj13": {"w2": 4.26, "distance_tv": 0.04, "nll": 17.68, "ess": 0.231, "log_z_is": 49.97},
     "lj55": {"w2": 16.128, "distance_tv": 0.09, "nll": 125.86, "ess": 0.106, "log_z_is": 273.2},
 }
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    return "" if value is None else f"{value:.{digits}g}"
-
-
-def with_error(value: float | None, error: float | None) -> str:
-    """4.53 ± 0.08: the value to the digit that its error can tell."""
-    if value is None:
-        return ""
-    if not error or not math.isfinite(error) or not math.isfinite(value):
-        return number(value)
-    leading = math.floor(math.log10(error))
-    # one digit of the error, two where the first is a 1
-    digits = max(0, (1 if error < 2 * 10**leading else 0) - leading)
-    return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
 def _finite(value) -> bool:

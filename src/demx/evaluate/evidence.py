@@ -1,0 +1,41 @@
+"""log Z from weighted samples."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from demx.errors import UserError
+from demx.evaluate.weights import ess, log_z_is
+from demx.types import Samples
+
+
+class LogZ(NamedTuple):
+    """log ∫ exp(-E), its error, and the effective share of the weights (None: not by weights)."""
+
+    value: float
+    standard_error: float
+    ess: float | None
+    n: int
+    bad: int  # samples without a finite density or energy: their weight is 0
+
+
+def log_z(drawn: Samples) -> LogZ:
+    """log Z ≈ log mean w with its error and effective share, from weighted samples."""
+    n = len(drawn.x)
+    if drawn.log_z is not None:
+        return LogZ(*drawn.log_z, None, n, drawn.bad)
+    if drawn.bad > 0.05 * n:
+        raise UserError(
+            f"log_z: {drawn.bad} of {n} samples have no finite density or energy, so the "
+            "estimate would be too low; train longer"
+        )
+    log_weight = np.asarray(drawn.log_weight, float)
+    island = None if drawn.island is None else np.asarray(drawn.island)
+    try:
+        share = ess(log_weight).value
+        if island is not None:  # within an island, weights forget what was resampled
+            means = np.bincount(island, np.exp(log_weight - log_weight.max()))
+            share = min(share, float(means.mean() ** 2 / (means**2).mean()))
+        return LogZ(*log_z_is(log_weight, island), share, n, drawn.bad)
+    except ValueError as error:
+        raise UserError(f"log_z: {error}") from error

@@ -1,0 +1,238 @@
+"""The sections of a report: plain words, then a figure, each from what is shown of a run."""
+
+import html
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from demx.assessment import Assessment
+from demx.correction import equal_weights
+from demx.display import html_table, with_error
+from demx.evaluate import metrics, observables
+from demx.evaluate.evaluation import Energies, finite_rows
+from demx.evaluate.profile import Profile, bins_over, profile
+from demx.fitted import Fitted
+from demx.report import document, figures, tables
+from demx.space import MeanFree, Space
+
+Coordinate = str | Callable[[np.ndarray], float]
+MOST_MODES = 200  # of which a table can be read
+
+
+class Cloud(NamedTuple):
+    """Finite samples (n, *shape), their energies, and weights and islands if they have some."""
+
+    x: np.ndarray
+    energy: np.ndarray
+    log_weight: np.ndarray | None = None
+    island: np.ndarray | None = None
+
+
+class Shown(NamedTuple):
+    """What a page shows: samples as they were drawn, `even` ones without weights, the reference.
+
+    bad: samples that are not finite. energy_calls: what the samples and their energies have cost.
+    """
+
+    fitted: Fitted
+    found: Assessment | None
+    cloud: Cloud
+    even: Cloud
+    reference: Cloud | None
+    bad: int
+    energy_calls: int
+
+    @classmethod
+    def of(cls, fitted: Fitted, found: Assessment | None, n: int, seed: int = 2) -> "Shown":
+        drawn, energies = fitted.sample(n, seed=seed), Energies(fitted.target)
+        x = np.asarray(drawn.x)
+        cloud = Cloud(x, energies(x), *(
+            None if a is None else np.asarray(a) for a in (drawn.log_weight, drawn.island)
+        ))  # fmt: skip
+        good = finite_rows(x, cloud.energy)
+        cloud = Cloud(*(None if a is None else a[good] for a in cloud))
+        even = cloud
+        if cloud.log_weight is not None and len(cloud.x):
+            rows = equal_weights(cloud.log_weight, len(cloud.x), seed)
+            even = Cloud(cloud.x[rows], cloud.energy[rows])
+        sets = fitted.reference()
+        reference = None if sets is None else Cloud(sets.test, energies(sets.test))
+        calls = drawn.energy_calls + n  # those of the reference are the ruler, and not counted
+        return cls(fitted, found, cloud, even, reference, int((~good).sum()), calls)
+
+
+def samples(shown: Shown) -> str:
+    """The plane, a cluster that turns, or the first two coordinates."""
+    target, even = shown.fitted.target, shown.even
+    if target.space.shape == (2,):
+        drawn = figures.svg(lambda axes: figures.plane(axes, target, even.x), 6, 6)
+        words = f"{len(even.x)} samples over contours of the target."
+        return document.section("Samples", document.figure(drawn, words))
+    if isinstance(target.space, MeanFree) and target.space.dim <= 3:
+        words = (
+            "Samples from the lowest energy to the highest: drag to rotate, and step through them "
+            "with the slider. Lines join near neighbours."
+        )
+        moving = document.view(even.x, even.energy)
+        return document.section("Samples", document.paragraph(words), moving)
+    drawn = figures.svg(lambda axes: figures.scatter(axes, even.x), 5, 5)
+    words = f"The first two of {target.space.dof} coordinates, {len(even.x)} samples."
+    return document.section("Samples", document.figure(drawn, words))
+
+
+def energies(shown: Shown) -> str:
+    energy, reference = shown.even.energy, shown.reference
+    true = None if reference is None else reference.energy
+    drawn = figures.svg(lambda axes: figures.histogram(axes, "energy", energy, true))
+    words = (
+        f"{len(energy)} samples, from {energy.min():.4g} to {energy.max():.4g}; the median is "
+        f"{np.median(energy):.4g}"
+        + ("." if true is None else f", the reference's {np.median(true):.4g}.")
+        + f" {shown.bad} of them are not finite." * bool(shown.bad)
+    )
+    return document.section("Energies", document.figure(drawn, words))
+
+
+def distances(shown: Shown) -> str:
+    if not isinstance(shown.fitted.target.space, MeanFree):
+        return ""
+    pairs = metrics.distances(shown.even.x).ravel()
+    true = None
+    if shown.reference is not None:
+        true = metrics.distances(shown.reference.x[: len(shown.even.x)]).ravel()
+    drawn = figures.svg(lambda axes: figures.histogram(axes, "interparticle distance", pairs, true))
+    words = f"All pairs of {len(shown.even.x)} samples; the smallest is {pairs.min():.3g}."
+    return document.section("Distances", document.figure(drawn, words))
+
+
+def weights(shown: Shown) -> str:
+    """The weights of the density that was judged, or else those the samples came with."""
+    found = shown.found
+    log_weight = shown.cloud.log_weight if found is None else found.log_weight
+    if log_weight is None or not np.isfinite(log_weight).any():
+        return ""
+    drawn = figures.svg(lambda axes: figures.weights(axes, log_weight))
+    told = ""
+    if found is not None and "psis_k" in found.metrics:
+        k, share = found.metrics["psis_k"], found.metrics["ess"]
+        told = (
+            f" k̂ = {with_error(k.value, k.standard_error)}: below 0.7 they can be trusted. "
+            f"Effective share {with_error(share.value, share.standard_error)}."
+        )
+    zero = int(np.isneginf(log_weight).sum())
+    words = (
+        f"Importance weights exp(-E)/q of {len(log_weight)} samples. Of a perfect sampler all "
+        f"would stand on the dashed line.{told}" + f" {zero} have the weight 0." * bool(zero)
+    )
+    return document.section("Weights", document.figure(drawn, words))
+
+
+def modes(shown: Shown) -> str:
+    target, x = shown.fitted.target, shown.even.x
+    if not all(hasattr(target, name) for name in ("modes", "log_weights")):
+        return ""
+    centres, true = np.asarray(target.modes), np.exp(np.asarray(target.log_weights, float))
+    if len(centres) > MOST_MODES:
+        return ""
+    share = metrics.mode_histogram(x, centres)
+    error = np.sqrt(true * (1 - true) / len(x))  # of perfect samples
+    away = (share - true) / np.maximum(error, 1e-300)
+    drawn = figures.svg(lambda axes: figures.modes(axes, share, error, true))
+    rows = [["mode", "centre", "true share", "share", "standard errors away"]]
+    for i in np.argsort(-np.abs(away)):
+        place = ", ".join(f"{v:.3g}" for v in centres[i][:3])
+        dots = ", …" if centres.shape[1] > 3 else ""
+        rows.append([
+            str(i), f"({place}{dots})", f"{true[i]:.4f}", with_error(share[i], error[i]),
+            f"{away[i]:+.1f}",
+        ])  # fmt: skip
+    empty, far = int((share == 0).sum()), int((np.abs(away) > 2).sum())
+    words = (
+        f"Share of {len(x)} samples nearest to each of {len(centres)} modes, with two standard "
+        f"errors. {f'{empty} modes have no sample. ' if empty else ''}{far} are more than two "
+        f"standard errors from the truth; of perfect samples {0.05 * len(centres):.0f} would be."
+    )
+    table = document.folded("Every mode", f'<div class="scroll">{html_table(rows)}</div>')
+    return document.section("Modes", document.figure(drawn, words), table)
+
+
+def named(coordinate: Coordinate | None, space: Space) -> tuple[str, observables.Observable]:
+    """A coordinate and its name; None: the radius of gyration, or the first coordinate."""
+    if coordinate is None:
+        coordinate = "radius_of_gyration" if isinstance(space, MeanFree) else "x0"
+    if isinstance(coordinate, str):
+        return coordinate.replace("_", " "), observables.observable(coordinate, space)
+    name = getattr(coordinate, "__name__", "coordinate").replace("<lambda>", "coordinate")
+    return name.replace("_", " "), observables.of_function(coordinate)
+
+
+def profiles(shown: Shown, coordinate: Coordinate | None) -> tuple[str, Profile, Profile | None]:
+    """Name of the coordinate, free energy along it of the samples, and of the reference."""
+    name, measure = named(coordinate, shown.fitted.target.space)
+    clouds = [c for c in (shown.cloud, shown.reference) if c is not None]
+    values = [measure(c.x, c.energy) for c in clouds]
+    edges = bins_over(*values)
+    found = [profile(v, edges, c.log_weight, c.island) for v, c in zip(values, clouds, strict=True)]
+    return name, found[0], found[1] if len(found) > 1 else None
+
+
+def free_energy(shown: Shown, coordinate: Coordinate | None) -> str:
+    name, found, true = profiles(shown, coordinate)
+    drawn = figures.svg(lambda axes: figures.free_energy(axes, name, found, true))
+    words = f"-log of the density of {name}, with two bootstrap standard errors" + (
+        "." if true is None else "; 0 is the lowest point of the reference."
+    )
+    return document.section("Free energy", document.figure(drawn, words))
+
+
+def training(shown: Shown) -> str:
+    series = figures.training_series(shown.fitted.history)
+    if not series:
+        return ""
+    found = shown.found.metrics if shown.found else {}
+    floor = {"w2": found["w2"].floor} if "w2" in found else {}
+    drawn = []
+    for name, (calls, values) in series.items():
+        draw = lambda axes, n=name, c=calls, v=values: figures.curve(axes, n, c, v, floor.get(n))  # noqa: E731
+        drawn.append(document.figure(figures.svg(draw, 3.6, 2.6)))
+    words = "Against energy calls; dashed: the floor, what perfect samples get, where it is known."
+    row = f'<div class="row">{"".join(drawn)}</div>'
+    return document.section("Training", document.paragraph(words), row)
+
+
+def judged(shown: Shown) -> str:
+    """The table of metrics, and what they are."""
+    header, cells = tables.rows(tables.About.of_run(shown.fitted), shown.found)
+    known = [name for name in shown.found.metrics if name in DEFINITIONS]
+    listed = "".join(f"<dt>{html.escape(n)}</dt><dd>{html.escape(DEFINITIONS[n])}</dd>"
+                     for n in known)  # fmt: skip
+    words = (
+        "The floor is the same metric between two independent reference sets: what perfect "
+        "samples get (of a mean: the true value). At the floor: within two standard errors of it."
+    )
+    table = f'<div class="scroll">{html_table([header, *cells])}</div>'
+    meaning = document.folded("What these are", f"<dl>{listed}</dl>") if listed else ""
+    return document.section("Metrics", document.paragraph(words), table, meaning)
+
+
+DEFINITIONS = {
+    "energy_mean": "mean energy of all samples; the floor is the reference's",
+    "energy_median": "median energy of all samples; the floor is the reference's",
+    "w2": "Wasserstein-2 distance between samples and reference",
+    "w2_aligned": "the same after relabelling, rotating and reflecting each pair of clusters",
+    "energy_w2": "Wasserstein-2 between energies",
+    "energy_w1": "Wasserstein-1 between energies",
+    "distance_w2": "Wasserstein-2 between interatomic distances",
+    "distance_tv": "total variation between their histograms, 200 bins",
+    "tv": "total variation between histograms of 200 by 200 bins",
+    "modes_hit": "modes with a sample within 3σ",
+    "mode_tv": "total variation between mode weights",
+    "outside_share": "samples farther than 3σ from every mode",
+    "ess": "effective share of the importance weights",
+    "psis_k": "Pareto tail index of the weights, trusted below 0.7",
+    "log_z_lower": "ELBO",
+    "log_z_is": "log Z by importance sampling",
+    "log_z_upper": "EUBO on reference samples",
+    "nll": "mean of -log q on reference samples",
+}

@@ -1,0 +1,263 @@
+"""The report: what it says and shows, from samples with a known law; plots; small tables."""
+
+import re
+import sys
+import types
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+import demx
+from demx import config, resolve
+from demx.errors import UserError
+from demx.evaluate.profile import bins_over, profile
+from demx.fitted import Fitted
+from demx.progress import ProgressLine
+from demx.report import document, figures, sections
+from demx.report.plots import Plot
+from demx.train import Budget, Progress
+from demx.types import Samples
+
+TINY = {
+    "draws": {"num_samples": 4},
+    "training": {"outer_steps": 2, "inner_steps": 1, "batch_size": 4, "new_samples": 4},
+    "grid": {"num_steps": 2},
+    "evaluation": {"every": 1, "n": 20},
+    "moves": None,
+}
+HISTORY = [
+    {"step": i, "energy_calls": 100 * i, "loss": 1 / i, "evaluation": {"w2": 5.0 / i}}
+    for i in range(1, 9)
+]
+
+
+def drawing(target, network, sample, **properties) -> Fitted:
+    """A sampler that draws what it is told to."""
+    built, full = resolve.resolve(target, settings={**TINY, "network": network})
+    made = config.build_method("idem", built, full)
+    method = made._replace(sample=lambda key, state, n: sample(built, key, n), **properties)
+    return Fitted(built, method, None, full, Progress(step=8, energy_calls=800), history=HISTORY)
+
+
+@pytest.fixture(scope="module")
+def plane():
+    """Exact samples of the mixture, with weights that are nearly equal."""
+
+    def draw(built, key, n):
+        return Samples(built.sample(key, n))
+
+    def weighted(key, state, n):
+        weight = 0.1 * jax.random.normal(key, (n,))
+        return Samples(fitted.target.sample(key, n), weight, jnp.zeros(n), energy_calls=n)
+
+    fitted = drawing("gmm40", {"width": 4, "depth": 1, "embedding": 4}, draw, log_prob=None)
+    fitted.method = fitted.method._replace(sample_weighted=weighted)
+    return fitted
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Samples of the reference, so that everything is at its floor."""
+
+    def draw(built, key, n):
+        return Samples(jnp.asarray(fitted.reference().validation[:n]))
+
+    small = {"kind": "lean", "width": 4, "depth": 1, "num_basis": 4}
+    fitted = drawing("dw4", small, draw, sample_weighted=None, log_prob=None)
+    return fitted
+
+
+def headings(page):
+    return re.findall(r"<h2>(.*?)</h2>", page)
+
+
+def whole(page):
+    """One file: nothing is loaded, nothing is left open."""
+    assert page.startswith("<!doctype html>") and page.endswith("</html>")
+    assert "src=" not in page and "@import" not in page
+    assert not re.search(r"(href|url)\W{1,3}https?:", page)
+    for tag in ("section", "div", "figure", "table", "details", "svg", "script"):
+        assert len(re.findall(rf"<{tag}\b", page)) == page.count(f"</{tag}>"), tag
+    return True
+
+
+def test_the_page_of_a_plane(plane, tmp_path):
+    page = plane.report(tmp_path / "report.html", 200, coordinate="x1").read_text()
+    assert whole(page)
+    assert headings(page) == [
+        "Samples", "Energies", "Weights", "Free energy", "Modes", "Training", "Metrics", "Made by",
+    ]  # fmt: skip
+    # plain words first
+    assert page.index('class="verdict"') < page.index("<svg") < page.index("<table")
+    assert "-log of the density of x1" in page and "k̂ = " in page
+    assert "<canvas" not in page
+    calls = re.search(r"([\d,]+) for the figures", page)[1]
+    assert calls == f"{5000 + figures.GRID**2:,}"
+    # figures take the colour of the text around them
+    assert figures.INK not in page and "currentColor" in page
+
+
+def test_the_page_of_a_cluster(cluster, tmp_path):
+    def first_apart(x):
+        return jnp.linalg.norm(x[0] - x[1])
+
+    path = cluster.report(tmp_path / "report.html", 200, coordinate=first_apart)
+    page = path.read_text()
+    assert whole(page) and "<canvas" in page and "-log of the density of first apart" in page
+    assert headings(page)[:4] == ["Samples", "Energies", "Distances", "Free energy"]
+    assert "Modes" not in headings(page) and "Weights" not in headings(page)
+
+
+def test_a_page_is_the_same_twice(plane):
+    shown = sections.Shown.of(plane, None, 300)
+    assert sections.energies(shown) == sections.energies(shown)
+    assert sections.modes(shown) == sections.modes(shown)
+
+
+def test_a_sampler_that_is_broken_has_a_page_too(tmp_path):
+    draw = lambda built, key, n: Samples(jnp.full((n, 2), jnp.nan))  # noqa: E731
+    none = dict(sample_weighted=None, log_prob=None)
+    fitted = drawing("gmm40", {"width": 4, "depth": 1, "embedding": 4}, draw, **none)
+    page = fitted.report(tmp_path / "report.html", 100).read_text()
+    assert "5000 of 5000 samples are not finite" in page and whole(page)
+    with pytest.raises(UserError, match="2000 of 2000 samples are not finite"):
+        fitted.plot.energies()
+
+
+def test_a_coordinate_that_is_not_known_is_refused_first(plane, tmp_path, monkeypatch):
+    monkeypatch.setattr(Fitted, "_block", lambda *_: pytest.fail("drew samples"))
+    with pytest.raises(UserError, match="coordinate: expected one of energy, norm, x0 to x1, got"):
+        plane.report(tmp_path / "report.html", coordinate="radius_of_gyration")
+
+
+def test_weighted_samples_are_shown_by_their_weights():
+    """A quarter of the samples carry three quarters of the weight."""
+
+    def draw(built, key, n):
+        x = built.sample(key, n)
+        left = jnp.arange(n) % 4 == 0
+        x = jnp.where(left[:, None], -jnp.abs(x), jnp.abs(x))
+        return Samples(x, jnp.where(left, jnp.log(9.0), 0.0), island=jnp.arange(n) // 10)
+
+    fitted = drawing("gmm40", {"width": 4, "depth": 1, "embedding": 4}, draw, weighted=True)
+    shown = sections.Shown.of(fitted, None, 4000)
+    assert abs((shown.even.x[:, 0] < 0).mean() - 0.75) < 0.01
+    _, found, _ = sections.profiles(shown, "x0")
+    share = np.nansum(np.exp(-found.free_energy)[found.centres < 0]) * np.diff(found.centres)[0]
+    assert abs(share - 0.75) < 0.03
+
+
+def test_free_energy_of_a_normal(seed, rng):
+    """F = x²/2 + log √2π, within 4 bootstrap errors; errors are √((1-p)/np) of a bin of mass p."""
+    print("seed", seed)
+    n = 20_000
+    x = rng.normal(size=n)
+    edges = bins_over(x)
+    assert edges[0] < -2.5 and edges[-1] > 2.5 and len(edges) == 41
+    found = profile(x, edges)
+    exact = 0.5 * found.centres**2 + 0.5 * np.log(2 * np.pi)
+    # the bins have a width h: the mean density of a bin is off by about h²/24 F''
+    h = edges[1] - edges[0]
+    assert (np.abs(found.free_energy - exact) < 4 * found.standard_error + h**2 / 4).all()
+    p = np.exp(-found.free_energy) * h
+    np.testing.assert_allclose(found.standard_error, np.sqrt((1 - p) / (n * p)), rtol=0.35)
+    tilted = profile(x, edges, x)  # exp(x) tilts it to a normal about 1
+    exact = 0.5 * (found.centres - 1) ** 2 + 0.5 * np.log(2 * np.pi)
+    middle = np.abs(found.centres) < 2
+    error = 4 * tilted.standard_error + h**2 / 4
+    assert (np.abs(tilted.free_energy - exact) < error)[middle].all()
+    with pytest.raises(ValueError, match="all values are the same"):
+        bins_over(np.ones(10))
+
+
+def test_errors_of_a_profile_know_islands(rng):
+    x = np.repeat(rng.normal(size=200), 25)
+    edges = np.linspace(-2, 2, 5)
+    plain, grouped = profile(x, edges), profile(x, edges, None, np.repeat(np.arange(200), 25))
+    np.testing.assert_allclose(grouped.standard_error / plain.standard_error, 5, rtol=0.5)
+
+
+def test_plots_are_axes(plane, cluster):
+    import matplotlib
+    import matplotlib.pyplot as plt
+    from matplotlib.axes import Axes
+
+    matplotlib.use("agg")
+    drawn = [
+        plane.plot.samples(), plane.plot.energies(), plane.plot.weights(),
+        plane.plot.free_energy("energy"), plane.plot.training(), plane.plot.training("w2"),
+        cluster.plot.samples(), cluster.plot.distances(), cluster.plot(50).energies(),
+    ]  # fmt: skip
+    assert all(isinstance(axes, Axes) for axes in drawn)
+    mine = plt.figure().add_subplot()
+    assert plane.plot.energies(ax=mine) is mine and mine.get_xlabel() == "energy"
+    plt.close("all")
+    assert plane.plot is plane.plot and isinstance(plane.plot(7), Plot)
+    with pytest.raises(UserError, match="this target has no particles"):
+        plane.plot.distances()
+    with pytest.raises(UserError, match="expected one of loss, w2; got 'speed'"):
+        plane.plot.training("speed")
+    with pytest.raises(UserError, match="no density and no weights"):
+        cluster.plot.weights()
+
+
+def test_drawing_needs_no_display():
+    """pyplot chooses a backend when it is imported: only somebody's own plots may ask for it."""
+    code = Path(figures.__file__).read_text()
+    assert not re.search(r"^(import|from) .*pyplot", code, re.M)
+
+
+def test_small_tables(plane):
+    """What a notebook shows: a line a fact, and the same as HTML."""
+    text = repr(plane)
+    assert text.splitlines()[0] == "Fitted: idem on gmm40" and "800 training" in text
+    assert all(len(line) < 80 for line in text.splitlines())
+    drawn = Samples(jnp.zeros((3, 2)), jnp.asarray([0.0, 0.0, -jnp.inf]), energy_calls=7, bad=1)
+    assert "effective share 0.667" in repr(drawn) and "1 samples" in repr(drawn)
+    found = plane.evaluate(50, repeats=2, likelihood="none")
+    assert "w2" in repr(found) and found.verdict[0] in repr(found)
+    for thing in (plane, drawn, found, found.samples):
+        assert thing._repr_html_().startswith("<table>")
+    # also of what is being traced, where there are no numbers yet
+    jax.jit(lambda s: repr(s) and s.x)(drawn._replace(bad=0))
+    assert demx.Samples is Samples
+
+
+def test_progress_in_a_notebook(monkeypatch):
+    """One cell that is written again and again, with IPython alone."""
+    shown = []
+
+    class Handle:
+        def update(self, what):
+            shown.append(what)
+
+    module = types.ModuleType("IPython.display")
+    module.HTML, module.display = str, lambda what, display_id: Handle()
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    console = Console(force_jupyter=True)
+    with ProgressLine(10, Budget(), 5, console) as line:
+        line(Progress(step=1, energy_calls=5, seconds=1.0), {"loss": 2.5})
+        line(Progress(step=2, energy_calls=10, seconds=2.0), {"loss": 1.5})
+    assert "compiling" in shown[0] and "<td>1.5</td>" in shown[-1]
+    assert [entry["loss"] for entry in line.history] == [2.5, 1.5]
+
+
+def test_the_view_is_small_and_in_order(rng):
+    x, energy = rng.normal(size=(300, 13, 3)), rng.normal(size=300)
+    text = document.view(x, energy)
+    assert len(text) < 60_000
+    shown = re.search(r'"energies":\[(.*?)\]', text)[1].replace('"', "").split(",")
+    assert len(shown) == document.SHOWN and [*map(float, shown)] == sorted(map(float, shown))
+
+
+def test_history_of_a_run_in_memory():
+    fitted = demx.fit("gmm40", progress=False, settings={
+        **TINY, "network": {"width": 4, "depth": 1, "embedding": 4},
+    })  # fmt: skip
+    assert [line["step"] for line in fitted.history] == [1, 2]
+    assert fitted.directory is None and "validation" in figures.training_series(fitted.history)
