@@ -30,7 +30,7 @@ def energy(x):
 
 
 def cluster(x):
-    return jnp.sum((jnp.sum((x[:1] - x[1:]) ** 2, axis=-1) - 2.0) ** 2) + 0.5 * jnp.sum(x**2)
+    return jnp.sum((jnp.sum((x[:, None] - x[None]) ** 2, axis=-1) - 2.0) ** 2)
 
 
 def made(width: float = 1.0):

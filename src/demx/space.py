@@ -127,6 +127,17 @@ def normal(key: PRNGKeyArray, space: Space, leading: tuple[int, ...] = ()) -> Fl
     return space.project(jax.random.normal(key, (*leading, *space.shape)))
 
 
+def image(key: PRNGKeyArray, space: MeanFree, x: Float[Array, "n dim"]) -> Float[Array, "n dim"]:
+    """A configuration turned or reflected, its particles renumbered among equals, at random."""
+    key_turn, key_order = jax.random.split(key)
+    turn, _ = jnp.linalg.qr(jax.random.normal(key_turn, (space.dim, space.dim)))
+    kinds = np.zeros(space.num_particles, int) if space.several is None else np.array(space.several)
+    # sorted by species, then by coins: the places of a species go to its members in any order
+    drawn = jnp.argsort(jnp.asarray(kinds, float) + jax.random.uniform(key_order, kinds.shape))
+    order = jnp.zeros_like(drawn).at[np.argsort(kinds, kind="stable")].set(drawn)
+    return x[order] @ turn
+
+
 def log_normal(
     space: Space, x: Float[Array, "..."], variance: Float[Array, ""] | float
 ) -> Float[Array, ""]:

@@ -151,7 +151,9 @@ def comparisons(target: Target, invariant: bool, workers: int = 1) -> list[Compa
         Comparison("energy_w1", lambda s, r: metrics.energy_w1(s.energy, r.energy)),
     ]
     if invariant:
-        aligned = lambda s, r: aligned_costs(s.x, r.x, workers)  # noqa: E731
+        several = target.space.several
+        kinds = None if several is None else np.array(several)
+        aligned = lambda s, r: aligned_costs(s.x, r.x, workers, species=kinds)  # noqa: E731
         # one assignment a pair of clusters: the square of the number of particles
         found.insert(1, _transport("w2_aligned", aligned, float(target.space.shape[0] ** 2)))
     if isinstance(target.space, MeanFree):

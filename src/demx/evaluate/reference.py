@@ -125,7 +125,8 @@ def make(
             invariant = is_invariant(target, x)
             grid = GRID * 2.0 ** np.floor(np.log2(np.sqrt(np.mean(x**2)) + 1e-30))
         if invariant:
-            x = symmetrise(np.random.default_rng(np.asarray(jax.random.key_data(key))), x)
+            rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+            x = symmetrise(rng, x, target.space.several)
         about[name]["energy_calls"] = calls
         sets[name] = (np.round(x / grid) * grid).astype(np.float32)
     provenance = {
@@ -144,24 +145,33 @@ def _energies(target: Target, x: np.ndarray) -> np.ndarray:
     return -np.asarray(jax.jit(jax.vmap(target.log_density))(x.astype(np.float32)))
 
 
-def symmetrise(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
-    """Each cluster rotated or reflected and its particles renumbered at random (n, p, dim)."""
+def symmetrise(
+    rng: np.random.Generator, x: np.ndarray, species: tuple[int, ...] | None = None
+) -> np.ndarray:
+    """Each cluster rotated or reflected and its particles renumbered at random (n, p, dim).
+
+    species: of the particles; only equal ones change places.
+    """
     count, particles, dim = x.shape
     q, r = np.linalg.qr(rng.normal(size=(count, dim, dim)))
     q = q * np.sign(np.diagonal(r, axis1=1, axis2=2))[:, None]  # uniform over O(dim)
-    order = rng.permuted(np.tile(np.arange(particles), (count, 1)), axis=1)
+    order = np.tile(np.arange(particles), (count, 1))
+    kinds = np.zeros(particles, int) if species is None else np.array(species)
+    for kind in np.unique(kinds):
+        order[:, kinds == kind] = rng.permuted(order[:, kinds == kind], axis=1)
     return np.take_along_axis(x, order[..., None], axis=1) @ q
 
 
 def is_invariant(target: Target, x: np.ndarray) -> bool:
-    """Whether samples keep their energies when rotated, reflected and renumbered.
+    """Whether samples keep their energies when rotated, reflected and renumbered among equals.
 
     Looked at where the density is: far away, in huge energies, a weak field would not show.
     """
     if not isinstance(target.space, MeanFree):
         return False
     x = x[:64].astype(float)
-    before, after = _energies(target, x), _energies(target, symmetrise(np.random.default_rng(0), x))
+    moved = symmetrise(np.random.default_rng(0), x, target.space.several)
+    before, after = _energies(target, x), _energies(target, moved)
     close = np.abs(before - after) <= 1e-2 + 1e-4 * np.abs(before)
     return bool(np.isfinite(before).all() and close.all())
 

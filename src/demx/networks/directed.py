@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from demx.networks.embedding import linear, sinusoidal
+from demx.networks.embedding import Species, linear, sinusoidal, species
 from demx.networks.pairs import collected, forces, messages, partners, radial_basis
 from demx.space import MeanFree, Space
 
@@ -70,6 +70,7 @@ class Directed(eqx.Module):
     read_vectors: eqx.nn.Linear
     reach: float
     levels: int
+    species: Species | None
 
     def activations(self, space: Space) -> int:
         """Floats of the largest array for one configuration: what all pairs say, or push."""
@@ -84,6 +85,7 @@ class Directed(eqx.Module):
         radius2 = jnp.sum(x**2, axis=-1, keepdims=True)
         radial = jnp.concatenate([jnp.sqrt(radius2 + 1e-4), jnp.log1p(radius2)], axis=-1)
         h, v = linear(self.node, radial) + conditioning[None], None
+        h = h if self.species is None else h + self.species()
         for layer in self.layers:
             h, v = layer(h, v, basis, unit, conditioning)
         a, b = linear(self.read_self, h), linear(self.read_other, h)
@@ -147,4 +149,5 @@ def directed(
         zero(eqx.nn.Linear(width, vectors, key=keys[6])),
         reach,
         levels,
+        species(space, width, key),
     )

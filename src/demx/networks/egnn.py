@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from demx.networks.embedding import Species, species
 from demx.space import MeanFree, Space
 
 
@@ -58,10 +59,11 @@ class Layer(eqx.Module):
 
 
 class EGNN(eqx.Module):
-    """Fully connected; node input: the level; output: (x_L - x) without its mean."""
+    """Fully connected; node input: level and species; output: (x_L - x) without its mean."""
 
     embed: eqx.nn.Linear
     layers: list[Layer]
+    species: Species | None
 
     def activations(self, space: Space) -> int:
         """Floats of the largest array for one configuration: the input of the edge perceptron."""
@@ -69,6 +71,7 @@ class EGNN(eqx.Module):
 
     def __call__(self, level: Float[Array, ""], x: Float[Array, "n dim"]) -> Float[Array, "n dim"]:
         h = jnp.broadcast_to(self.embed(level[None])[None], (x.shape[0], self.embed.out_features))
+        h = h if self.species is None else h + self.species()
         initial = jnp.sum((x[:, None] - x[None]) ** 2, axis=-1, keepdims=True)
         moved = x
         for layer in self.layers:
@@ -108,4 +111,5 @@ def egnn(
             reach / depth,
         )
 
-    return EGNN(eqx.nn.Linear(1, width, key=key_embed), [layer(k) for k in keys])
+    embed = eqx.nn.Linear(1, width, key=key_embed)
+    return EGNN(embed, [layer(k) for k in keys], species(space, width, key))

@@ -1,9 +1,30 @@
-"""Sinusoidal features of a number, and linear layers of many vectors at once."""
+"""Sinusoidal features of a number, vectors of species, linear layers of many vectors at once."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from demx.space import MeanFree
+
+
+class Species(eqx.Module):
+    """A learned vector for each species: what a particle's features begin with."""
+
+    table: Float[Array, "S C"]
+    of: tuple[int, ...] = eqx.field(static=True)
+
+    def __call__(self) -> Float[Array, "n C"]:
+        return self.table[np.array(self.of)]
+
+
+def species(space: MeanFree, size: int, key: PRNGKeyArray) -> Species | None:
+    """None where all particles are equal; the key is a branch of the network's own."""
+    if space.several is None:
+        return None
+    shape = (max(space.several) + 1, size)
+    return Species(jax.random.normal(jax.random.fold_in(key, 0x5BEC), shape), space.several)
 
 
 def sinusoidal(

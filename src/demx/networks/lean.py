@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from demx.networks.embedding import linear, sinusoidal
+from demx.networks.embedding import Species, linear, sinusoidal, species
 from demx.networks.pairs import forces, messages, radial_basis
 from demx.space import MeanFree, Space
 
@@ -50,6 +50,7 @@ class Lean(eqx.Module):
     read_radial: eqx.nn.Linear
     reach: float
     levels: int
+    species: Species | None
 
     def activations(self, space: Space) -> int:
         """Floats of the largest array for one configuration: the filters of all pairs."""
@@ -63,6 +64,7 @@ class Lean(eqx.Module):
         radius2 = jnp.sum(x**2, axis=-1, keepdims=True)
         radial = jnp.concatenate([jnp.sqrt(radius2 + 1e-4), jnp.log1p(radius2)], axis=-1)
         h = linear(self.node, radial) + conditioning[None]
+        h = h if self.species is None else h + self.species()
         for layer in self.layers:
             h = layer(h, basis, conditioning)
         a, b = linear(self.read_self, h), linear(self.read_other, h)
@@ -123,4 +125,5 @@ def lean(
         zero(radial),
         reach,
         levels,
+        species(space, width, key),
     )

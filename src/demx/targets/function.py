@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from demx.space import Space, normal
+from demx.space import MeanFree, Space, image, normal
 
+IMAGES = 16
 CHECKED = 256  # points where an energy and its gradient are looked at before anything is trained
 
 
@@ -45,9 +46,16 @@ def check_shape(energy: Callable[[Array], Array], space: Space) -> None:
 
 
 def check_energy(energy: Callable[[Array], Array], space: Space, scale: float = 1.0) -> None:
-    """Stop early if the energy is not a finite scalar: shape by tracing, values at 256 points."""
+    """Stop early if the energy is not a finite scalar: shape by tracing, values at 256 points.
+
+    Of particles some of the points are images of others: their energies must be the same.
+    """
     check_shape(energy, space)
     points = scale * normal(jax.random.key(0), space, (CHECKED,))
+    if isinstance(space, MeanFree):
+        keys = jax.random.split(jax.random.key(1), IMAGES)
+        images = jax.vmap(lambda key, x: image(key, space, x))(keys, points[:IMAGES])
+        points = points.at[-IMAGES:].set(images)
     try:
         values, slopes = jax.jit(jax.vmap(jax.value_and_grad(energy)))(points)
         values = jax.block_until_ready(values)
@@ -62,6 +70,18 @@ def check_energy(energy: Callable[[Array], Array], space: Space, scale: float = 
             "energy: expected finite values and gradients, got none at 256 normal points of "
             f"scale {scale}; check units, or name another scale"
         )
+    if isinstance(space, MeanFree):
+        here, there = values[:IMAGES], values[-IMAGES:]
+        both = jnp.isfinite(here) & jnp.isfinite(there)
+        # rounding: energies of particles that overlap are sums of huge terms
+        off = both & (jnp.abs(here - there) > 1e-2 + 1e-3 * jnp.abs(here))
+        if jnp.any(off):
+            first = int(jnp.argmax(off))
+            raise ValueError(
+                "energy: expected the same when particles are turned, reflected or exchanged, got "
+                f"{float(here[first]):.5g} and {float(there[first]):.5g}; name the species of "
+                "particles that differ, species=(0, 0, 1, …), or take one flat vector, dim=…"
+            )
 
 
 def _one_line(error: Exception) -> str:
