@@ -1,0 +1,83 @@
+"""Atoms with an ASE calculator as a target: p(x) ∝ exp(-E(x)/kT)."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import ArrayLike
+
+from demx.errors import UserError
+from demx.space import MeanFree
+from demx.targets.black_box import BlackBox, Host
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+
+class Atomistic(BlackBox):
+    """A black box that knows its atoms; x are positions in units of `length` Å, centred."""
+
+    blank: Callable[[], "Atoms"] = eqx.field(static=True)  # the atoms, without a calculator
+    length: float = eqx.field(static=True)
+
+    def positions(self, x: ArrayLike) -> np.ndarray:
+        """Samples (n, atoms, 3) in Å."""
+        return self.length * np.asarray(x, float)
+
+    def frames(self, x: ArrayLike) -> list["Atoms"]:
+        """Samples as ASE atoms, for `ase.io.write` and the viewer; without a calculator."""
+        made = []
+        for positions in self.positions(x):
+            frame = self.blank()
+            frame.positions = positions
+            made.append(frame)
+        return made
+
+
+def from_atoms(
+    atoms: "Atoms",
+    calculator: Any = None,
+    *,
+    temperature: float = 300.0,
+    length: float = 1.0,
+    trap: float = 0.0,
+    species: tuple[int, ...] | None = None,
+) -> Atomistic:
+    """log p̃(x) = -(E(length·x) + ½ trap Σ_i |length·x_i|²)/kT for the energy of a calculator.
+
+    calculator: that of the atoms if None. temperature in K, length in Å, trap in eV/Å² (it keeps
+    together what would fly apart: a cluster in a vacuum has no normalisable density without one).
+    species: atoms of one number can be exchanged; those of one element if None (a force field with
+    fixed bonds needs more of them). One energy call is one of the calculator,
+    for energy and forces.
+    """
+    try:
+        from ase.units import kB
+    except ImportError as error:
+        raise UserError("from_atoms needs ASE; pip install 'demx[ase]'") from error
+    calculator = atoms.calc if calculator is None else calculator
+    if calculator is None:
+        raise UserError(
+            "atoms: expected a calculator, found none; set atoms.calc, or hand one over"
+        )
+    if np.any(atoms.pbc):
+        raise UserError(f"atoms: expected no periodic directions, found pbc={atoms.pbc.tolist()}")
+    if atoms.constraints:
+        raise UserError("atoms: expected no constraints; demx moves every atom")
+    for name, value in (("temperature", temperature), ("length", length)):
+        if not value > 0:
+            raise UserError(f"{name}: expected a positive number, got {value}")
+    kept, own, unit = atoms.copy(), atoms.copy(), kB * temperature
+    own.calc = calculator
+
+    def energy(x: np.ndarray) -> tuple[float, np.ndarray]:
+        own.positions = length * x
+        slope = trap * own.positions - own.get_forces()
+        value = own.get_potential_energy() + 0.5 * trap * np.sum(own.positions**2)
+        return value / unit, slope * (length / unit)
+
+    if species is None:
+        species = tuple(int(number) for number in atoms.numbers)
+    space = MeanFree(len(atoms), 3, species if len(set(species)) > 1 else None)
+    return Atomistic(space, Host(energy, space.shape, False, None), lambda: kept.copy(), length)

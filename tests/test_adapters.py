@@ -1,0 +1,140 @@
+"""Calculators of ASE and models of NumPyro as targets, and the examples of both."""
+
+import importlib.util
+from pathlib import Path
+
+import ase.io
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import pytest
+from ase.calculators.emt import EMT
+from ase.calculators.lj import LennardJones
+from ase.constraints import FixAtoms
+from ase.units import kB
+from numpyro import distributions as dist
+
+from demx import devices, recipe
+from demx.energy import energies, evaluate
+from demx.errors import UserError
+from demx.space import Euclidean, MeanFree, normal
+from demx.targets.atomistic import from_atoms
+from demx.targets.probabilistic import from_model
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def all_devices_again(monkeypatch):
+    monkeypatch.setitem(devices._use, "all", True)
+
+
+def test_atoms_in_units_of_kt(key):
+    """A Lennard-Jones dimer at its minimum: -ε/kT, no force; ASE's own numbers elsewhere."""
+    atoms = ase.Atoms("Ar2", positions=[[0, 0, 0], [2 ** (1 / 6) * 3.4, 0, 0]])
+    calculator = LennardJones(sigma=3.4, epsilon=0.0104, rc=1e3, smooth=False)
+    target = from_atoms(atoms, calculator, temperature=40.0, length=3.4)
+    x = jnp.asarray(atoms.positions - atoms.positions.mean(axis=0), float)[None] / 3.4
+    found = evaluate(target, x)
+    assert float(found.log_density[0]) == pytest.approx(0.0104 / (kB * 40), rel=1e-3)
+    np.testing.assert_allclose(found.score, 0, atol=1e-2)
+    assert target.space == MeanFree(2, 3) and target.calls == 1
+    apart = normal(key, target.space, (4,))
+    moved = atoms.copy()
+    moved.calc = calculator
+    for x, e in zip(apart, energies(target, apart), strict=True):
+        moved.positions = 3.4 * np.asarray(x, float)
+        assert float(e) == pytest.approx(moved.get_potential_energy() / (kB * 40), rel=1e-4)
+
+
+def test_forces_trap_and_species_of_atoms(key):
+    """The slope is that of the energy, by central differences in double precision."""
+    atoms = ase.Atoms("AuCu2", positions=[[0, 0, 0], [2.6, 0, 0], [0, 2.5, 0.3]])
+    target = from_atoms(atoms, EMT(), temperature=600.0, trap=0.2)
+    assert target.space.species == (79, 29, 29) and target.space.several == (1, 0, 0)
+    x = np.asarray(atoms.positions - atoms.positions.mean(axis=0))
+    _, slope = target.host(x)
+    for i, j in ((0, 0), (1, 2), (2, 1)):
+        shift = np.zeros((3, 3))
+        shift[i, j] = 1e-4
+        up, down = target.host(x + shift)[0], target.host(x - shift)[0]
+        assert float(slope[i, j]) == pytest.approx(float(up - down) / 2e-4, rel=1e-4, abs=1e-3)
+    # the trap: ½ k Σ|r|² in units of kT
+    free = from_atoms(atoms, EMT(), temperature=600.0)
+    more = target.host(x)[0] - free.host(x)[0]
+    assert float(more) == pytest.approx(0.1 * np.sum(x**2) / (kB * 600), rel=1e-6)
+    frames = target.frames(np.stack([x, 2 * x]))
+    assert [f.get_chemical_formula() for f in frames] == ["AuCu2"] * 2
+    np.testing.assert_allclose(frames[1].positions, 2 * x)
+
+
+def test_atoms_that_are_refused():
+    atoms = ase.Atoms("Cu2", positions=[[0, 0, 0], [2.5, 0, 0]])
+    with pytest.raises(UserError, match="expected a calculator, found none"):
+        from_atoms(atoms)
+    with pytest.raises(UserError, match="temperature: expected a positive number, got -1"):
+        from_atoms(atoms, EMT(), temperature=-1)
+    held = atoms.copy()
+    held.set_constraint(FixAtoms([0]))
+    with pytest.raises(UserError, match="expected no constraints"):
+        from_atoms(held, EMT())
+    with pytest.raises(UserError, match=r"found pbc=\[True, True, True\]"):
+        from_atoms(ase.Atoms("Cu2", positions=atoms.positions, cell=[9, 9, 9], pbc=True), EMT())
+
+
+def coin(heads, tails):
+    """A coin of unknown bias: Beta(1 + heads, 1 + tails)."""
+    bias = numpyro.sample("bias", dist.Uniform(0, 1))
+    numpyro.deterministic("odds", bias / (1 - bias))
+    numpyro.sample("obs", dist.Binomial(heads + tails, bias), obs=heads)
+
+
+def test_a_model_on_unconstrained_coordinates():
+    """log p̃(u) = log[binom θ^h (1-θ)^t · θ(1-θ)], θ = 1/(1 + e^-u); its constant is the data's."""
+    target = from_model(coin, 3, tails=1)
+    assert target.space == Euclidean(1)
+    u = jnp.linspace(-2, 2, 5)[:, None]
+    theta = 1 / (1 + np.exp(-np.asarray(u[:, 0], float)))
+    want = np.log(4 * theta**3 * (1 - theta) * theta * (1 - theta))
+    found = evaluate(target, u)
+    np.testing.assert_allclose(found.log_density, want, rtol=1e-4)
+    slope = 3 + 1 - 6 * theta  # d/du log θ^4 (1-θ)^2
+    np.testing.assert_allclose(found.score[:, 0], slope, atol=1e-4)
+    sites = target.constrain(u)
+    assert set(sites) == {"bias", "odds"}
+    np.testing.assert_allclose(sites["bias"], theta, rtol=1e-5)
+    np.testing.assert_allclose(sites["odds"], theta / (1 - theta), rtol=1e-4)
+    with pytest.raises(UserError, match=r"samples: expected shape \(n, 1\), got \(3,\)"):
+        target.constrain(jnp.ones(3))
+
+
+def test_models_that_are_refused():
+    with pytest.raises(UserError, match="expected latent sites, found none"):
+        from_model(lambda: numpyro.sample("y", dist.Normal(0, 1), obs=jnp.asarray(0.3)))
+
+
+def example(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 40
+    return module
+
+
+QUICK = {
+    "method": "importance",
+    "settings": {"sampler": {"num_samples": 64, "outer_steps": 2}, "evaluation": {"every": 0}},
+    "progress": False,
+    "scale": 2.0,
+}
+
+
+@pytest.mark.parametrize("name", ["black_box", "ase_cluster", "numpyro_schools"])
+def test_the_examples_run(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(recipe, "POINTS", 4)  # a calculator is slow
+    example(name).main(n=40, **QUICK)
+    assert capsys.readouterr().out
+    if name == "ase_cluster":
+        frames = ase.io.read("cluster.extxyz", index=":")
+        assert len(frames) == 40 and frames[0].get_chemical_formula() == "AuCu3"
