@@ -37,7 +37,7 @@ STYLE = {
 GRID = 200  # points to a side of the contours
 
 
-def svg(draw: Callable[[Axes], Any], width: float = 6.0, height: float = 3.2) -> str:
+def svg(draw: Callable[[Axes], Any], width: float = 5.2, height: float = 2.9) -> str:
     """What `draw` puts on an Axes, as SVG that takes the colour of the text around it."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height))

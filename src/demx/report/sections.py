@@ -191,12 +191,16 @@ def training(shown: Shown) -> str:
     if not series:
         return ""
     found = shown.found.metrics if shown.found else {}
-    floor = {"w2": found["w2"].floor} if "w2" in found else {}
+    # a floor depends on n: it is that of the looks only if they had as many samples
+    looked = shown.fitted.config.get("evaluation", {}).get("n")
+    floor = {"w2": found["w2"].floor} if "w2" in found and found["w2"].n == looked else {}
     drawn = []
     for name, (calls, values) in series.items():
         draw = lambda axes, n=name, c=calls, v=values: figures.curve(axes, n, c, v, floor.get(n))  # noqa: E731
         drawn.append(document.figure(figures.svg(draw, 3.6, 2.6)))
-    words = "Against energy calls; dashed: the floor, what perfect samples get, where it is known."
+    words = "Against energy calls."
+    if floor:
+        words += " Dashed: the floor, what perfect samples get."
     row = f'<div class="row">{"".join(drawn)}</div>'
     return document.section("Training", document.paragraph(words), row)
 
