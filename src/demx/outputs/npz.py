@@ -12,8 +12,6 @@ from demx.outputs import Columns
 from demx.outputs.spool import Spool
 from demx.space import Space
 
-PIECE = 1 << 20  # bytes compressed at a time
-
 
 def write(
     path: Path,
@@ -27,15 +25,21 @@ def write(
             spool.add(columns)
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for name in spool.names:
-                _add(archive, name, spool.read(name))
-            _add(archive, "provenance", np.array(json.dumps(provenance())))
+                _add(archive, name, *spool.shape(name), spool.pieces(name))
+            about = np.array(json.dumps(provenance()))
+            _add(archive, "provenance", about.dtype, about.shape, [about.tobytes()])
 
 
-def _add(archive: zipfile.ZipFile, name: str, array: np.ndarray) -> None:
+def _add(
+    archive: zipfile.ZipFile,
+    name: str,
+    dtype: np.dtype,
+    shape: tuple[int, ...],
+    pieces: Iterable[bytes],
+) -> None:
+    described = np.lib.format.dtype_to_descr(dtype)
+    header = {"descr": described, "fortran_order": False, "shape": shape}
     with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-        header = np.lib.format.header_data_from_array_1_0(array)
         np.lib.format.write_array_header_1_0(member, header)
-        flat = array.reshape(-1)
-        step = max(1, PIECE // flat.itemsize)
-        for start in range(0, flat.size, step):
-            member.write(flat[start : start + step].tobytes())
+        for piece in pieces:
+            member.write(piece)

@@ -1,6 +1,7 @@
 """Columns of unknown length, kept on disk until they can be written in one piece each."""
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -38,8 +39,19 @@ class Spool:
             self._files[name].write(np.ascontiguousarray(column).tobytes())
         self.rows += len(next(iter(columns.values())))
 
+    def shape(self, name: str) -> tuple[np.dtype, tuple[int, ...]]:
+        dtype, shape = self._kinds[name]
+        return dtype, (self.rows, *shape)
+
+    def pieces(self, name: str, size: int = 1 << 20) -> Iterator[bytes]:
+        """The bytes of a column, some at a time: what is mapped would count as memory."""
+        file = self._files[name]
+        file.seek(0)
+        while piece := file.read(size):
+            yield piece
+
     def read(self, name: str) -> np.ndarray:
         """(rows, …), mapped from disk."""
-        file, (dtype, shape) = self._files[name], self._kinds[name]
-        file.flush()
-        return np.memmap(file, dtype, "r", shape=(self.rows, *shape))
+        dtype, shape = self.shape(name)
+        self._files[name].flush()
+        return np.memmap(self._files[name], dtype, "r", shape=shape)
