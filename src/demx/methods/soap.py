@@ -8,14 +8,15 @@ Every few steps one round of orthogonal iteration turns the bases: Q_L = qr(L Q_
 order of their eigenvalues. A gradient never meets a basis that was made with it (in that of the
 first one alone, all but the diagonal of G' is rounding), so the first step only makes bases. The
 score of a cluster is learned by very unequal directions of the parameters; Adam sees coordinates
-and takes several times as many steps. Everything that is not a matrix gets Adam.
+and takes several times as many steps. Everything that is not a matrix gets Adam. Matrices of one
+shape are updated as one stack: one program for each shape, not for each matrix.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import jax.flatten_util
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
@@ -27,101 +28,156 @@ SMALL = 1e-8
 
 
 class Moments(NamedTuple):
-    """Averages for one parameter array: of G, and of G'² in the eigenbasis."""
+    """Averages of G, and of G'² in the eigenbasis."""
 
     mean: Array
     square: Array
 
 
 class Side(NamedTuple):
-    """L (or R) and its approximate eigenvectors, for one side of a matrix."""
+    """L (or R) and its approximate eigenvectors, for one side of k matrices."""
 
-    average: Float[Array, "m m"]
-    basis: Float[Array, "m m"]
+    average: Float[Array, "k m m"]
+    basis: Float[Array, "k m m"]
+
+
+class Stack(NamedTuple):
+    """State of k matrices of one shape."""
+
+    moments: Moments
+    left: Side
+    right: Side
 
 
 class SoapState(NamedTuple):
-    """moments: of each array. sides: (left, right) of each matrix, None of other arrays."""
+    """rest: of all that is no matrix, in one vector. stacks: of the matrices, shape by shape."""
 
     count: Int[Array, ""]
-    moments: list[Moments]
-    sides: list[tuple[Side, Side] | None]
+    rest: Moments
+    stacks: list[Stack]
 
 
-def _turned(side: Side) -> tuple[Side, Int[Array, " m"]]:
+class Cut(NamedTuple):
+    """A flat vector cut up: the matrices in stacks (k, m, n), and everything else."""
+
+    stacks: list[Array]
+    rest: Array
+
+
+class Shapes:
+    """Which arrays of a list are matrices of which shape, and the way there and back."""
+
+    def __init__(self, arrays: list[Array]):
+        self.shapes = [a.shape for a in arrays]
+        matrix = [len(shape) == 2 and min(shape) > 1 for shape in self.shapes]
+        kinds = sorted({shape for shape, yes in zip(self.shapes, matrix, strict=True) if yes})
+        self.groups = [[i for i, s in enumerate(self.shapes) if s == kind] for kind in kinds]
+        self.others = [i for i, yes in enumerate(matrix) if not yes]
+
+    def cut(self, arrays: list[Array]) -> Cut:
+        stacks = [jnp.stack([arrays[i] for i in group]) for group in self.groups]
+        none = [jnp.zeros(0, arrays[0].dtype)]
+        return Cut(stacks, jnp.concatenate(none + [arrays[i].ravel() for i in self.others]))
+
+    def join(self, cut: Cut) -> Array:
+        """The flat vector again."""
+        rows: list = [None] * len(self.shapes)
+        for group, stack in zip(self.groups, cut.stacks, strict=True):
+            for row, i in enumerate(group):
+                rows[i] = stack[row].ravel()
+        start = 0
+        for i in self.others:
+            size = math.prod(self.shapes[i])
+            rows[i] = cut.rest[start : start + size]
+            start += size
+        return jnp.concatenate(rows)
+
+
+def _swap(a: Array) -> Array:
+    return jnp.swapaxes(a, -1, -2)
+
+
+def _started(side: Side) -> tuple[Side, Int[Array, "k m"]]:
+    """The eigenvectors of the first averages, largest first; the columns as they were."""
+    basis = jnp.linalg.eigh(side.average)[1][..., ::-1]
+    order = jnp.broadcast_to(jnp.arange(basis.shape[-1]), basis.shape[:-1])
+    return side._replace(basis=basis), order
+
+
+def _turned(side: Side) -> tuple[Side, Int[Array, "k m"]]:
     """One round of orthogonal iteration; and the order that the old columns were taken in."""
     average, basis = side
-    order = jnp.argsort(-jnp.sum(basis * (average @ basis), axis=0))
-    return Side(average, jnp.linalg.qr(average @ basis[:, order])[0]), order
+    order = jnp.argsort(-jnp.sum(basis * (average @ basis), axis=-2), axis=-1)
+    in_order = jnp.take_along_axis(basis, order[:, None, :], axis=-1)
+    return Side(average, jnp.linalg.qr(average @ in_order)[0]), order
 
 
-def _started(side: Side) -> Side:
-    """The eigenvectors of the first gradient's average, largest first."""
-    return side._replace(basis=jnp.linalg.eigh(side.average)[1][:, ::-1])
-
-
-def _bases(
-    count: Array, left: Side, right: Side, square: Array
-) -> tuple[Side, Side, Float[Array, "m n"]]:
-    """Bases for the next step, with the averaged squares in the order of their columns."""
-
-    def turn(_):
-        new_left, rows = _turned(left)
-        new_right, columns = _turned(right)
-        return new_left, new_right, square[rows][:, columns]
-
-    cases = (
-        lambda _: (left, right, square),
-        lambda _: (_started(left), _started(right), square),
-        turn,
-    )
-    which = jnp.where(count == 0, 1, jnp.where(count % EVERY == 0, 2, 0))
-    return jax.lax.switch(which, cases, None)
+def _with_bases(change, stack: Stack) -> Stack:
+    """New bases, with the averaged squares in the order of their columns."""
+    left, rows = change(stack.left)
+    right, columns = change(stack.right)
+    square = jnp.take_along_axis(stack.moments.square, rows[:, :, None], axis=1)
+    square = jnp.take_along_axis(square, columns[:, None, :], axis=2)
+    return Stack(stack.moments._replace(square=square), left, right)
 
 
 def soap(rate: Callable[[Array], Array], arrays_of: Callable[[Array], list[Array]]):
     """The optimiser of one flat vector of parameters, whose arrays `arrays_of` cuts out of it."""
 
-    def is_matrix(a: Array) -> bool:
-        return a.ndim == 2 and min(a.shape) > 1
-
     def init(flat: Array) -> SoapState:
-        arrays = arrays_of(flat)
-        moments = [Moments(jnp.zeros_like(a), jnp.zeros_like(a)) for a in arrays]
+        cut = Shapes(arrays_of(flat)).cut(arrays_of(flat))
 
-        def side(size: int) -> Side:
-            return Side(jnp.zeros((size, size), flat.dtype), jnp.eye(size, dtype=flat.dtype))
+        def side(count: int, size: int) -> Side:
+            shape = (count, size, size)
+            eye = jnp.broadcast_to(jnp.eye(size, dtype=flat.dtype), shape)
+            return Side(jnp.zeros(shape, flat.dtype), eye)
 
-        sides = [(side(a.shape[0]), side(a.shape[1])) if is_matrix(a) else None for a in arrays]
-        return SoapState(jnp.zeros((), int), moments, sides)
+        def moments(a: Array) -> Moments:
+            return Moments(jnp.zeros_like(a), jnp.zeros_like(a))
+
+        stacks = [Stack(moments(a), *(side(len(a), m) for m in a.shape[1:])) for a in cut.stacks]
+        return SoapState(jnp.zeros((), int), moments(cut.rest), stacks)
 
     def update(gradient: Array, state: SoapState, params: Array | None = None):
+        shapes = Shapes(arrays_of(gradient))
+        cut = shapes.cut(arrays_of(gradient))
         first = state.count == 0
         steps = jnp.maximum(state.count, 1).astype(gradient.dtype)
         correction = jnp.sqrt(1 - SQUARE**steps) / (1 - MEAN**steps)
         size = jnp.where(first, 0.0, -rate(state.count) * correction)
         keep_mean, keep_square = (jnp.where(first, 1.0, keep) for keep in (MEAN, SQUARE))
-        updates, moments, sides = [], [], []
-        for g, (mean, square), both in zip(
-            arrays_of(gradient), state.moments, state.sides, strict=True
-        ):
-            mean = keep_mean * mean + (1 - keep_mean) * g
-            turn, back = (lambda a: a), (lambda a: a)
-            if both is not None:
-                q_l, q_r = both[0].basis, both[1].basis
-                turn = lambda a, q_l=q_l, q_r=q_r: q_l.T @ a @ q_r  # noqa: E731
-                back = lambda a, q_l=q_l, q_r=q_r: q_l @ a @ q_r.T  # noqa: E731
-            square = keep_square * square + (1 - keep_square) * turn(g) ** 2
-            updates.append(back(size * turn(mean) / (jnp.sqrt(square) + SMALL)).ravel())
-            if both is not None:
-                left, right = (
-                    side._replace(average=SQUARE * side.average + (1 - SQUARE) * outer)
-                    for side, outer in zip(both, (g @ g.T, g.T @ g), strict=True)
-                )
-                left, right, square = _bases(state.count, left, right, square)
-                both = (left, right)
-            moments.append(Moments(mean, square))
-            sides.append(both)
-        return jnp.concatenate(updates), SoapState(state.count + 1, moments, sides)
+
+        def adam(g, moments: Moments, turn, back) -> tuple[Array, Moments]:
+            mean = keep_mean * moments.mean + (1 - keep_mean) * g
+            square = keep_square * moments.square + (1 - keep_square) * turn(g) ** 2
+            return back(size * turn(mean) / (jnp.sqrt(square) + SMALL)), Moments(mean, square)
+
+        def averaged(side: Side, outer: Array) -> Side:
+            return side._replace(average=SQUARE * side.average + (1 - SQUARE) * outer)
+
+        def one(g: Array, stack: Stack) -> tuple[Array, Stack]:
+            left, right = stack.left.basis, stack.right.basis
+            step, moments = adam(
+                g,
+                stack.moments,
+                lambda a: _swap(left) @ a @ right,
+                lambda a: left @ a @ _swap(right),
+            )
+            sides = averaged(stack.left, g @ _swap(g)), averaged(stack.right, _swap(g) @ g)
+            return step, Stack(moments, *sides)
+
+        same = lambda a: a  # noqa: E731
+        rest, rest_moments = adam(cut.rest, state.rest, same, same)
+        made = [one(g, stack) for g, stack in zip(cut.stacks, state.stacks, strict=True)]
+        stacks = [stack for _, stack in made]
+        cases = (
+            lambda stacks: stacks,
+            lambda stacks: [_with_bases(_started, stack) for stack in stacks],
+            lambda stacks: [_with_bases(_turned, stack) for stack in stacks],
+        )
+        which = jnp.where(first, 1, jnp.where(state.count % EVERY == 0, 2, 0))
+        stacks = jax.lax.switch(which, cases, stacks)
+        flat = shapes.join(Cut([step for step, _ in made], rest))
+        return flat, SoapState(state.count + 1, rest_moments, stacks)
 
     return optax.GradientTransformation(init, update)
