@@ -26,6 +26,7 @@ POINTS, DESCENT = 64, 100
 MOVES = Moves(num_steps=40, num_leapfrog=4)
 ROUNDS = 10  # of starts each up to twice as wide as the one before
 WIDER = 1.8  # a start this much wider than what came back has seen the whole
+MOST_BY_WEIGHT = 20  # degrees of freedom of particles beyond which weights are of no use
 
 
 class Probe(NamedTuple):
@@ -90,7 +91,8 @@ def settings(space: Space, seen: Probe) -> dict[str, dict[str, Any]]:
 
     Noise reaches from 3.5 σ_d, where nothing but a normal is left to see, to a third of s; the
     control variate knows s. For particles, whose importance weights collapse, x_0 is kept and the
-    buffer is moved towards p_0 by HMC, and K falls with the degrees of freedom.
+    buffer is moved towards p_0 by HMC; K falls with the degrees of freedom, and where they are many
+    walks on p(x_0 | x_t) take the place of weights.
     """
     narrow, wide = math.sqrt(seen.local_variance), seen.spread
     narrow = min(narrow, wide)
@@ -109,19 +111,31 @@ def settings(space: Space, seen: Probe) -> dict[str, dict[str, Any]]:
         # angles fine enough to tell one narrow place from the next
         finest = min(max(2 * wide / narrow, 8.0), 50.0)
         return sections | {"network": {"kind": "mlp", "scale": _two_digits(finest)}}
+    small = space.dof <= MOST_BY_WEIGHT
     samples = 2 ** round(math.log2(min(max(2048 / space.dof, 32), 512)))
-    return sections | {
-        "estimator": sections["estimator"] | {"wrap": ["conditional"]},
+    by_weight = {
+        "estimator": sections.pop("estimator") | {"wrap": ["conditional"]},
         "draws": {"num_samples": samples},
-        "buffer": {"kind": "ring", "capacity": 2048},
-        "moves": {"num_steps": 100, "num_leapfrog": 8},
-        "strays": {"local_sigma": _two_digits(2.5 * narrow)},
-        "network": {"kind": "lean"},
-        "training": {
-            "outer_steps": 2000,
-            "batch_size": 128,
-            "new_samples": 128,
-            "prior_fraction": 0.0,
-        },
-        "evaluation": {"every": 5, "n": 512},
     }
+    walk = {"walk": {"local_variance": seen.local_variance}}
+    batch = 128 if space.num_particles <= 24 else 32
+    return (
+        sections
+        | (by_weight if small else walk)
+        | {
+            "buffer": {"kind": "ring", "capacity": 16 * batch},
+            "moves": {"num_steps": 100, "num_leapfrog": 8},
+            "strays": {"local_sigma": _two_digits(2.5 * narrow)},
+            "network": {"kind": "lean" if small else "directed"},
+            "training": {
+                "outer_steps": 500,
+                "batch_size": batch,
+                "new_samples": batch,
+                "prior_fraction": 0.0,
+                "optimiser": "soap",
+                "learning_rate": 3e-3,
+                "schedule": "cosine",
+            },
+            "evaluation": {"every": 10, "n": 4 * batch},
+        }
+    )
