@@ -1,4 +1,4 @@
-"""Numbers of a configuration by name: coordinates, distances, radius of gyration, energy."""
+"""Numbers of a configuration by name: coordinates, distances, dihedrals, radius of gyration, …"""
 
 import re
 from collections.abc import Callable
@@ -29,15 +29,33 @@ def _flat(x: np.ndarray) -> np.ndarray:
     return x.reshape(len(x), -1).astype(float)
 
 
+def _in_three(space: Space) -> bool:
+    return isinstance(space, MeanFree) and space.dim == 3
+
+
 def _radius(x: np.ndarray) -> np.ndarray:
     """√(mean over particles of |x_i - centre|²)."""
     x = x.astype(float)
     return np.sqrt(((x - x.mean(axis=1, keepdims=True)) ** 2).sum(axis=2).mean(axis=1))
 
 
+def dihedral(x: np.ndarray, i: int, j: int, k: int, l: int) -> np.ndarray:  # noqa: E741
+    """Angles (n,) in degrees, from -180 to 180, by which x: (n, particles, 3) is turned about j-k.
+
+    0 where i and l are on one side, and above it where l is clockwise of i, seen from j to k
+    (IUPAC). Its mirror image has the negative angle.
+    """
+    x = x.astype(float)
+    first, axis, last = x[:, j] - x[:, i], x[:, k] - x[:, j], x[:, l] - x[:, k]
+    one, other = np.cross(first, axis), np.cross(axis, last)
+    along = np.linalg.norm(axis, axis=1) * np.sum(first * other, axis=1)
+    return np.degrees(np.arctan2(along, np.sum(one * other, axis=1)))
+
+
 def observable(name: str, space: Space) -> Observable:
     """By name: energy, norm, x3 (a coordinate, counted over the flat array), and of particles
-    radius_of_gyration, smallest_, mean_ and largest_distance, distance:0,1."""
+    radius_of_gyration, smallest_, mean_ and largest_distance, distance:0,1; in three dimensions
+    dihedral:0,1,2,3."""
     known = ANYWHERE | (OF_PARTICLES if isinstance(space, MeanFree) else {})
     if name in known:
         return known[name]
@@ -49,9 +67,15 @@ def observable(name: str, space: Space) -> Observable:
         if first != second and max(first, second) < space.num_particles:
             apart = lambda x: x[:, first].astype(float) - x[:, second]  # noqa: E731
             return lambda x, energy: np.linalg.norm(apart(x), axis=1)
+    if _in_three(space) and (found := re.fullmatch(r"dihedral:(\d+),(\d+),(\d+),(\d+)", name)):
+        four = [int(one) for one in found.groups()]
+        if len(set(four)) == 4 and max(four) < space.num_particles:
+            return lambda x, energy: dihedral(x, *four)
     listed = [*known, f"x0 to x{size - 1}"]
     if isinstance(space, MeanFree):
         listed.append(f"distance:I,J with I and J from 0 to {space.num_particles - 1}")
+    if _in_three(space):
+        listed.append("dihedral:I,J,K,L")
     raise UserError(f"coordinate: expected one of {', '.join(listed)}, got {name!r}")
 
 

@@ -1,0 +1,168 @@
+"""Molecules with a force field of OpenMM as a target: p(x) ∝ exp(-E(x)/kT)."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import ArrayLike
+
+from demx.errors import UserError
+from demx.space import MeanFree
+from demx.targets.black_box import BlackBox, Host
+
+if TYPE_CHECKING:
+    import openmm
+
+# positions (atoms, 3) in nm -> energy in kJ/mol and forces (atoms, 3) in kJ/mol/nm
+Ask = Callable[[np.ndarray], tuple[float, np.ndarray]]
+
+ROUNDING = 1e-10  # of an energy in double precision, summed in another order
+SPACING, JITTER = 0.4, 0.1  # nm; atoms that are near, and do not overlap
+
+
+class Molecular(BlackBox):
+    """A black box of a molecule; x are positions in units of `length` nm, centred."""
+
+    length: float = eqx.field(static=True)
+
+    def positions(self, x: ArrayLike) -> np.ndarray:
+        """Samples (n, atoms, 3) in nm, as OpenMM has them."""
+        return self.length * np.asarray(x, float)
+
+
+def from_system(
+    system: "openmm.System",
+    *,
+    temperature: Any = 300.0,
+    length: float = 0.1,
+    trap: float = 0.0,
+    species: tuple[int, ...] | None = None,
+    platform: str = "Reference",
+) -> Molecular:
+    """log p̃(x) = -(E(length·x) + ½ trap Σ_i |length·x_i|²)/kT for the energy of a system.
+
+    temperature in K (or with OpenMM's unit), length in nm (x is in Å by default), trap in
+    kJ/mol/nm² (molecules that no bond holds together have no normalisable density without one).
+    species: atoms of one number can be exchanged; those that the energy cannot tell apart if None,
+    such as the hydrogens of one methyl. platform: of OpenMM; `Reference` is in double precision,
+    and for small molecules often the fastest. One energy call is one of OpenMM, for
+    energy and forces.
+    """
+    try:
+        from openmm import unit
+    except ImportError as error:
+        raise UserError("from_system needs OpenMM; pip install 'demx[openmm]'") from error
+    if unit.is_quantity(temperature):
+        temperature = temperature.value_in_unit(unit.kelvin)
+    for name, value in (("temperature", temperature), ("length", length)):
+        if not value > 0:
+            raise UserError(f"{name}: expected a positive number, got {value}")
+    _check(system)
+    exact = _asking(system, "Reference")
+    apart = _apart(system.getNumParticles())
+    if not _same(exact(apart)[0], exact(-apart)[0]):
+        raise UserError(
+            "system: expected the same energy for a configuration and its mirror image, which "
+            "CMAP terms do not give; take a force field without them, such as amber14"
+        )
+    if species is None:
+        species = _species(system, exact, apart)
+    ask = exact if platform == "Reference" else _asking(system, platform)
+    kt = float(temperature) * unit.MOLAR_GAS_CONSTANT_R.value_in_unit(
+        unit.kilojoule_per_mole / unit.kelvin
+    )
+
+    def energies(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        energy, slope = np.full(len(rows), np.nan), np.full(rows.shape, np.nan)
+        # some platforms raise for positions that are not finite: such a point is bad, no mistake
+        for i in np.flatnonzero(np.isfinite(rows).all(axis=(1, 2))):
+            positions = length * rows[i]
+            found, forces = ask(positions)
+            energy[i] = (found + 0.5 * trap * np.sum(positions**2)) / kt
+            slope[i] = (trap * positions - forces) * (length / kt)
+        return energy, slope
+
+    space = MeanFree(len(apart), 3, species if len(set(species)) > 1 else None)
+    return Molecular(space, Host(energies, space.shape, True, None), length)
+
+
+def _check(system: "openmm.System") -> None:
+    """Stop if not every atom is free to move everywhere."""
+    atoms = range(system.getNumParticles())
+    if system.usesPeriodicBoundaryConditions():
+        raise UserError(
+            "system: expected no periodic box, found one; say nonbondedMethod=NoCutoff, and "
+            "implicit solvent if any"
+        )
+    if system.getNumConstraints():
+        raise UserError(
+            f"system: expected no constraints, found {system.getNumConstraints()}; say "
+            "constraints=None, rigidWater=False"
+        )
+    if any(system.isVirtualSite(i) for i in atoms):
+        raise UserError("system: expected no virtual sites; demx moves every atom")
+    if any(system.getParticleMass(i)._value == 0 for i in atoms):
+        raise UserError("system: expected masses above 0 (0 holds an atom); demx moves every atom")
+
+
+def _asking(system: "openmm.System", platform: str) -> Ask:
+    """Energy and forces by one evaluation of OpenMM."""
+    import openmm
+
+    known = [openmm.Platform.getPlatform(i) for i in range(openmm.Platform.getNumPlatforms())]
+    names = [one.getName() for one in known]
+    if platform not in names:
+        raise UserError(f"platform: expected one of {', '.join(names)}, got {platform!r}")
+    # a context wants an integrator; it makes no step
+    context = openmm.Context(system, openmm.VerletIntegrator(0.001), known[names.index(platform)])
+
+    def ask(positions: np.ndarray) -> tuple[float, np.ndarray]:
+        context.setPositions(positions)
+        state = context.getState(getEnergy=True, getForces=True)
+        return state.getPotentialEnergy()._value, state.getForces(asNumpy=True)._value
+
+    return ask
+
+
+def _apart(count: int) -> np.ndarray:
+    """Positions (count, 3) in nm with nothing symmetric about them, on a grid shaken a little."""
+    side = int(np.ceil(count ** (1 / 3)))
+    grid = np.stack(np.meshgrid(*[np.arange(side)] * 3, indexing="ij"), -1).reshape(-1, 3)[:count]
+    rng = np.random.default_rng(0)
+    return SPACING * rng.permutation(grid) + rng.uniform(-JITTER, JITTER, (count, 3))
+
+
+def _same(one: float, other: float) -> bool:
+    return abs(one - other) <= ROUNDING * max(abs(one), abs(other))
+
+
+def _species(system: "openmm.System", ask: Ask, positions: np.ndarray) -> tuple[int, ...]:
+    """The same number for atoms whose exchange leaves the energy as it is.
+
+    Such exchanges make up all permutations of a class, since (i j)(j k)(i j) = (i k). Only atoms of
+    one mass with bonds to the same atoms are tried.
+    """
+    import openmm
+
+    count = len(positions)
+    partners = [set() for _ in range(count)]
+    for force in system.getForces():
+        if isinstance(force, openmm.HarmonicBondForce):
+            for bond in range(force.getNumBonds()):
+                i, j, *_ = force.getBondParameters(bond)
+                partners[i].add(j)
+                partners[j].add(i)
+    mass = [system.getParticleMass(i)._value for i in range(count)]
+    here, kind = ask(positions)[0], list(range(count))
+    for i in range(count):
+        for j in range(i):
+            alike = mass[i] == mass[j] and partners[i] - {j} == partners[j] - {i}
+            if kind[j] != j or not alike:
+                continue
+            order = np.arange(count)
+            order[[i, j]] = j, i
+            if _same(here, ask(positions[order])[0]):
+                kind[i] = j
+                break
+    return tuple(sorted(set(kind)).index(one) for one in kind)
