@@ -7,33 +7,51 @@ import tyro
 from demx import __version__
 from demx.commands.bench import bench
 from demx.commands.judging import compare, evaluate, reference
+from demx.commands.options import description, flowing
 from demx.commands.runs import fit, list_, report, sample
 from demx.errors import Diverged, UserError
 from demx.machine import prepare_jax
+
+COMMANDS = {
+    "fit": fit,
+    "sample": sample,
+    "evaluate": evaluate,
+    "compare": compare,
+    "report": report,
+    "reference": reference,
+    "bench": bench,
+    "list": list_,
+}
+
+
+def call(arguments: list[str]) -> None:
+    """The command that the arguments name, or its help."""
+    style = (tyro.conf.FlagCreatePairsOff,)
+    for command in COMMANDS.values():
+        command.__doc__ = flowing(command.__doc__)
+    name, *rest = arguments or [""]
+    if name not in COMMANDS:
+        tyro.extras.subcommand_cli_from_dict(
+            COMMANDS,
+            prog="demx",
+            description="Samples from p(x) ∝ exp(-E(x)), from the energy alone.",
+            args=arguments,
+            config=style,
+        )
+        return
+    if {"-h", "--help"} & {*rest}:  # tyro would not break these lines
+        print(description(COMMANDS[name]), end="\n\n")
+    tyro.cli(COMMANDS[name], prog=f"demx {name}", description="", args=rest, config=style)
 
 
 def main() -> None:
     """Entry point: errors a user can mend end with one line and exit code 2."""
     prepare_jax()
-    commands = {
-        "fit": fit,
-        "sample": sample,
-        "evaluate": evaluate,
-        "compare": compare,
-        "report": report,
-        "reference": reference,
-        "bench": bench,
-        "list": list_,
-    }
     if sys.argv[1:] in (["--version"], ["-V"]):
         print(f"demx {__version__}")
         return
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            commands,
-            prog="demx",
-            description="Samples from p(x) ∝ exp(-E(x)), from the energy alone.",
-        )
+        call(sys.argv[1:])
     except (UserError, Diverged) as error:
         print(f"demx: {error}", file=sys.stderr)
         sys.exit(2)

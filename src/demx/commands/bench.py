@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from demx.commands.options import optional
 from demx.errors import UserError
 
 
@@ -14,10 +15,10 @@ def bench(
     /,
     targets: tuple[str, ...] = ("gmm40", "dw4", "lj13", "lj55"),
     repeats: int = 5,
-    native: str | None = None,
+    native: Annotated[str | None, optional("PROGRAM")] = None,
     growth: bool = False,
     json: bool = False,
-    plot: str | None = None,
+    plot: Annotated[str | None, optional("FILE")] = None,
 ) -> None:
     """Time the parts of demx here, against plain formulations of the same mathematics.
 
@@ -25,7 +26,7 @@ def bench(
     is installed, eager PyTorch. Every measurement is a process of its own; nothing else should run.
 
     Args:
-        what: speed.
+        what: what is timed.
         targets: which of gmm40, dw4, lj13, lj55.
         repeats: the median of so many is shown.
         native: a program that prints the native limit, one line a target.

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from demx.commands.space import Symmetry, introduce, options, space_of
+from demx.commands.options import optional
+from demx.commands.space import Dim, Shape, Symmetry, introduce, options, space_of
 from demx.errors import UserError
 
 Target = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
@@ -15,7 +16,7 @@ Target = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
 def evaluate(
     what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|FILE")],
     /,
-    target: str | None = None,
+    target: Annotated[str | None, optional("TARGET")] = None,
     n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1000,
     repeats: int = 10,
     seed: int = 1,
@@ -23,13 +24,15 @@ def evaluate(
     likelihood_n: int = 1000,
     mcmc: bool = False,
     mcmc_calls: str = "2e7",
-    reference: str | None = None,
+    reference: Annotated[str | None, optional("FILE")] = None,
     correct: Literal["none", "mala", "hmc", "smc"] = "none",
     correct_steps: int = 300,
-    dim: int | None = None,
-    shape: str | None = None,
+    dim: Dim = None,
+    shape: Shape = None,
     symmetry: Symmetry = "none",
-    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
+    set: Annotated[
+        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE")
+    ] = (),
     json: bool = False,
 ) -> None:
     """Say how good samples are: every metric beside its floor, and a verdict in words.
@@ -44,7 +47,7 @@ def evaluate(
         n: size of one block of samples.
         repeats: blocks drawn from a run; standard errors come from their spread.
         seed: of the samples.
-        likelihood: densities for NLL, ESS, log Z and k̂: the sampler's own (native), an OT-CFM
+        likelihood: densities for NLL, ESS and log Z: the sampler's own (native), an OT-CFM
             flow trained on the samples as in the paper (flow), or none; auto is native for runs
             of up to 16 dimensions.
         likelihood_n: how many samples the densities are evaluated at.
@@ -53,9 +56,9 @@ def evaluate(
         reference: a file made by `demx reference -o`, instead of the one demx would find.
         correct: correct the samples of a run before they are judged, as in `demx sample`.
         correct_steps: gradient steps of mala or hmc for each sample.
-        dim: of an energy function on R^dim.
-        shape: of an energy function's argument, such as 13,3.
-        symmetry: particles: of that shape, free to move, turn and be exchanged.
+        dim: dimension of x, for an energy function on R^dim.
+        shape: shape of x, for an energy function of particles: 13,3 are 13 in space.
+        symmetry: particles: free to move and turn together, and to be exchanged.
         set: a setting of the target of a file, such as target.num_particles=7.
         json: print JSON instead of a table.
     """
@@ -104,14 +107,14 @@ def compare(
     target: Target,
     /,
     methods: str,
-    budget: str | None = None,
-    directory: str | None = None,
+    budget: Annotated[str | None, optional("BUDGET")] = None,
+    directory: Annotated[str | None, optional("DIRECTORY", "runs/compare-TARGET")] = None,
     seed: int = 0,
     n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1000,
     repeats: int = 5,
-    scale: float | None = None,
-    dim: int | None = None,
-    shape: str | None = None,
+    scale: Annotated[float | None, optional("FLOAT", "probed")] = None,
+    dim: Dim = None,
+    shape: Shape = None,
     symmetry: Symmetry = "none",
 ) -> None:
     """Train, sample and evaluate several methods on one target; write one page.
@@ -122,14 +125,14 @@ def compare(
         target: a name from `demx list`, or FILE.py:NAME as in `demx fit`.
         methods: names with commas between them, such as idem,smc,hmc.
         budget: of each method's training, as in `demx fit`.
-        directory: where runs and page are kept (default: runs/compare-TARGET).
+        directory: where runs and page are kept.
         seed: of every method.
         n: size of one block of samples.
         repeats: blocks; standard errors come from their spread.
-        scale: rough width of the target's mass, where there is no preset (default: probed).
-        dim: of an energy function on R^dim.
-        shape: of an energy function's argument, such as 13,3.
-        symmetry: particles: of that shape, free to move, turn and be exchanged.
+        scale: rough width of the target's mass, where there is no preset.
+        dim: dimension of x, for an energy function on R^dim.
+        shape: shape of x, for an energy function of particles: 13,3 are 13 in space.
+        symmetry: particles: free to move and turn together, and to be exchanged.
     """
     from demx import comparison, source
     from demx.report import comparison as page
@@ -156,17 +159,21 @@ def reference(
     target: Target,
     /,
     n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 10000,
-    output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None,
+    output: Annotated[
+        str | None, optional("FILE", "the user's cache, where `demx evaluate` looks", "-o")
+    ] = None,
     seed: int = 0,
     scale: float = 1.0,
     chains: int = 64,
     max_rungs: int = 16,
     beta_min: float = 0.05,
     leapfrog: int = 8,
-    dim: int | None = None,
-    shape: str | None = None,
+    dim: Dim = None,
+    shape: Shape = None,
     symmetry: Symmetry = "none",
-    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
+    set: Annotated[
+        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE")
+    ] = (),
 ) -> None:
     """Make near-exact reference samples: two independent sets with what vouches for them.
 
@@ -177,16 +184,16 @@ def reference(
     Args:
         target: a name from `demx list`, or FILE.py:NAME as in `demx fit`.
         n: samples in each of the two sets.
-        output: npz file (default: the user's cache, where `demx evaluate` looks).
+        output: npz file for them.
         seed: all randomness follows from it.
         scale: rough width of the target's mass.
         chains: independent ensembles side by side.
         max_rungs: most temperatures of an ensemble.
         beta_min: lowest inverse temperature; closer to 1 is cheaper where barriers are low.
         leapfrog: steps of one HMC move.
-        dim: of an energy function on R^dim.
-        shape: of an energy function's argument, such as 13,3.
-        symmetry: particles: of that shape, free to move, turn and be exchanged.
+        dim: dimension of x, for an energy function on R^dim.
+        shape: shape of x, for an energy function of particles: 13,3 are 13 in space.
+        symmetry: particles: free to move and turn together, and to be exchanged.
         set: change a setting of the target, such as target.num_particles=7.
     """
     from demx import assessment

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from demx.commands.space import Symmetry, introduce, space_of
+from demx.commands.options import optional
+from demx.commands.space import Dim, Shape, Symmetry, introduce, space_of
 from demx.errors import UserError
 
 Target = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
@@ -18,15 +19,17 @@ def fit(
     /,
     method: str = "idem",
     seed: int = 0,
-    budget: str | None = None,
-    directory: str | None = None,
-    scale: float | None = None,
+    budget: Annotated[str | None, optional("BUDGET")] = None,
+    directory: Annotated[str | None, optional("DIRECTORY", "runs/TARGET-METHOD-seedSEED")] = None,
+    scale: Annotated[float | None, optional("FLOAT", "probed")] = None,
     recipe: bool = False,
-    dim: int | None = None,
-    shape: str | None = None,
+    dim: Dim = None,
+    shape: Shape = None,
     symmetry: Symmetry = "none",
-    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
-    warm_start: str | None = None,
+    set: Annotated[
+        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE")
+    ] = (),
+    warm_start: Annotated[str | None, optional("FILE")] = None,
     checkpoint_seconds: float = 15.0,
     quiet: bool = False,
 ) -> None:
@@ -41,12 +44,12 @@ def fit(
         seed: all randomness of the run follows from it.
         budget: stop when the run has trained this much in all, such as 90s, 10m, 2h or
             5e6calls; compilation counts, and an outer loop that has begun is finished.
-        directory: where the run is kept (default: runs/TARGET-METHOD-seedSEED).
-        scale: rough width of the target's mass, where there is no preset (default: probed).
+        directory: where the run is kept.
+        scale: rough width of the target's mass, where there is no preset.
         recipe: settings from a probe of the energy, also where there is a preset.
-        dim: of an energy function on R^dim.
-        shape: of an energy function's argument, such as 13,3.
-        symmetry: particles: of that shape, free to move, turn and be exchanged.
+        dim: dimension of x, for an energy function on R^dim.
+        shape: shape of x, for an energy function of particles: 13,3 are 13 in space.
+        symmetry: particles: free to move and turn together, and to be exchanged.
         set: change a setting, such as training.batch_size=64; may be given many times.
         warm_start: npz, npy or extxyz file of existing samples to fill the buffer with.
         checkpoint_seconds: how much work a kill may cost.
@@ -97,7 +100,9 @@ def sample(
     run: Run,
     /,
     n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1000,
-    to: Annotated[str | None, tyro.conf.arg(aliases=["-o", "--output"])] = None,
+    to: Annotated[
+        str | None, optional("FILE", "samples.npz in the run directory", "-o", "--output")
+    ] = None,
     seed: int = 0,
     weights: bool = False,
     correct: Literal["none", "mala", "hmc", "smc"] = "none",
@@ -109,9 +114,8 @@ def sample(
     Args:
         run: a run directory.
         n: how many.
-        to: .npz, .extxyz (particles), .nc (ArviZ) or .csv (a summary with standard errors);
-            by default samples.npz in the run directory. With energies, weights and densities
-            where they are known, and where they come from.
+        to: .npz, .extxyz (particles), .nc (ArviZ) or .csv (a summary with standard errors),
+            with energies, weights and densities where they are known, and where they come from.
         seed: the same seed gives the same samples.
         weights: draw from the probability-flow ODE, with importance weights and densities.
         correct: mala and hmc move every sample near where it is; smc anneals weighted
@@ -149,16 +153,16 @@ def report(
     run: Run,
     /,
     n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1000,
-    coordinate: str | None = None,
+    coordinate: Annotated[str | None, optional("NAME")] = None,
 ) -> None:
     """Write report.html into a run directory: one file to open in a browser.
 
     Args:
         run: a run directory.
         n: size of one block of samples for the metrics.
-        coordinate: what the free energy is shown along: energy, norm, x0, x1, …; of particles
-            also radius_of_gyration (the default), distance:0,1, smallest_distance,
-            mean_distance, largest_distance.
+        coordinate: what the free energy is shown along: energy, norm, x0 (the default), x1, …; of
+            particles also radius_of_gyration (the default), smallest_distance, mean_distance,
+            largest_distance, and distance:0,1 of the first two.
     """
     from demx.report import html
 

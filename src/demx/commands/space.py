@@ -1,10 +1,13 @@
 """What commands ask about the space of an energy function, and how they show its file."""
 
 import sys
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from demx.commands.options import optional
 from demx.errors import UserError
 
+Dim = Annotated[int | None, optional("INT")]
+Shape = Annotated[str | None, optional("N,DIM")]
 Symmetry = Literal["none", "particles"]
 
 

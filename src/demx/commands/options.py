@@ -1,0 +1,28 @@
+"""How the help speaks of options: a default in words where Python has None, text that flows."""
+
+import inspect
+import re
+import shutil
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import tyro
+
+
+def optional(metavar: str, default: str = "", *aliases: str) -> Any:
+    """An option that may be left out; what happens then, if a word says more than nothing."""
+    hint = f"(default: {default})" if default else ""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=hint, aliases=aliases)
+
+
+def flowing(docstring: str) -> str:
+    """The docstring with the lines of each argument joined: the help breaks them anew."""
+    return re.sub(r"\n {8,}", " ", inspect.cleandoc(docstring))
+
+
+def description(command: Callable) -> str:
+    """What stands before the arguments in a docstring, as wide as the terminal."""
+    said = inspect.cleandoc(command.__doc__).split("\n\nArgs:")[0]
+    columns = max(40, shutil.get_terminal_size().columns)
+    return "\n\n".join(textwrap.fill(part, columns) for part in said.split("\n\n"))
