@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN ?= runs/demo
 
-.PHONY: demo test test-slow bench lint clean
+.PHONY: demo test test-slow bench lint docs notebook clean
 
 .venv/ready: requirements/lock.txt pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -30,5 +30,16 @@ lint: .venv/ready  ## style
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/ruff format --check src tests benchmarks examples
 
+.venv/docs: .venv/ready requirements/docs.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c requirements/lock.txt -r requirements/docs.txt
+	touch $@
+
+docs: .venv/docs  ## the site in site/index.html; a warning is an error
+	$(BIN)/sphinx-build -q -W --keep-going -E docs site
+
+notebook: .venv/docs  ## run examples/tutorial.ipynb and keep what it shows
+	$(BIN)/jupyter-execute --inplace --kernel_name=python3 --timeout=600 examples/tutorial.ipynb
+	$(BIN)/ruff format --quiet examples/tutorial.ipynb
+
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache
+	rm -rf site .venv .pytest_cache .ruff_cache

@@ -1,0 +1,131 @@
+"""What the documents say can be typed: Python runs, commands parse, help fits the screen."""
+
+import contextlib
+import functools
+import re
+import shlex
+from itertools import pairwise
+
+import matplotlib
+import pytest
+
+import demx
+import snippets
+from demx import api, assessment, cli, resolve
+from demx.config import parse_set
+from demx.methods import METHODS
+from demx.targets import TARGETS
+
+DOCUMENTS = snippets.DOCUMENTS
+WITH_PYTHON = [d for d in DOCUMENTS if snippets.python(d)]
+
+
+@pytest.mark.parametrize("document", WITH_PYTHON, ids=lambda d: d.stem)
+def test_python_runs(document, monkeypatch, tmp_path):
+    """In order, in one namespace, with settings of a few steps."""
+    monkeypatch.setattr(demx, "fit", snippets.quick(api.fit), raising=False)
+    made = snippets.quick_reference(assessment.reference)
+    monkeypatch.setattr(demx, "reference", made, raising=False)
+    monkeypatch.chdir(tmp_path)
+    with matplotlib.rc_context({"backend": "agg"}):
+        snippets.run(document)
+
+
+def test_few_are_skipped_and_each_says_why():
+    skipped = {(d.name, s.line): s.skip for d in DOCUMENTS for s in snippets.python(d) if s.skip}
+    assert len(skipped) <= 3
+    assert all(len(why) > 10 for why in skipped.values())
+
+
+def test_every_block_has_a_language():
+    known = {"python", "sh", "text", "toml"}
+    for document in DOCUMENTS:
+        for one in snippets.snippets(document):
+            assert one.language in known, f"{document.name}:{one.line}: {one.language!r}"
+
+
+def commands():
+    for document in DOCUMENTS:
+        for one in snippets.snippets(document):
+            if one.language == "sh":
+                lines = one.code.replace("\\\n", " ").splitlines()
+                told = (shlex.split(line, comments=True) for line in lines)
+                yield from ((document.name, line) for line in told if line)
+
+
+CASES = [pytest.param(words, id=f"{document}: {' '.join(words)}") for document, words in commands()]
+
+
+@pytest.mark.parametrize("words", CASES)
+def test_commands_parse(words, monkeypatch):
+    """As the command would, which ends the process if it refuses; then nothing is done."""
+    program, *arguments = words
+    root = snippets.ROOT
+    if program == "demx":
+        name, command = arguments[0], cli.COMMANDS[arguments[0]]
+        called = []
+        nothing = functools.wraps(command)(lambda *given, **options: called.append(options))
+        monkeypatch.setitem(cli.COMMANDS, name, nothing)
+        cli.call(arguments)
+        assert called
+    elif program == "make":
+        assert re.search(rf"^{arguments[0]}:", (root / "Makefile").read_text(), re.M)
+    elif program == "python":
+        assert (root / arguments[0]).exists()
+    else:
+        assert program == "pip" and arguments[0] == "install"
+
+
+# what a fit resolves without a probe of its energy
+PRESET = {"gmm40", "dw4", "lj13", "lj55"}
+
+
+def test_settings_in_commands_exist():
+    for _, words in commands():
+        if words[:2] == ["demx", "fit"] and words[2] in PRESET:
+            given = dict(pairwise(words))
+            changes = tuple(value for name, value in pairwise(words) if name == "--set")
+            method = given.get("--method", "idem")
+            resolve.resolve(words[2], method=method, settings=parse_set(changes))
+
+
+def test_names_in_commands_exist():
+    for document, words in commands():
+        if words[0] == "demx" and words[1] in ("fit", "compare", "reference"):
+            assert words[2] in TARGETS or ".py:" in words[2], f"{document}: {words}"
+        if "--methods" in words:
+            assert {*words[words.index("--methods") + 1].split(",")} <= {*METHODS}
+
+
+def shown(capsys, *words):
+    with contextlib.suppress(SystemExit):
+        cli.call([*words, "--help"])
+    return capsys.readouterr().out
+
+
+def test_commands_in_the_text_have_these_options(capsys):
+    """`demx sample --correct` in a sentence: no arguments to parse, but the names exist."""
+    known = {name: shown(capsys, name) for name in cli.COMMANDS}
+    for document in DOCUMENTS:
+        text = re.sub(r"```.*?```", "", document.read_text(), flags=re.S)
+        for name, rest in re.findall(r"`demx (\w+)([^`]*)`", text):
+            assert name in known, f"{document.name}: demx {name}"
+            for option in re.findall(r"--[\w-]+", rest):
+                assert option in known[name], f"{document.name}: demx {name} {option}"
+
+
+@pytest.mark.parametrize("name", ["", *cli.COMMANDS])
+def test_help_fits_eighty_columns(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = shown(capsys, *filter(None, [name])).splitlines()
+    assert len(lines) > 5
+    for line in lines:
+        assert len(line) <= 80, line
+        assert "None" not in line  # a default in words, or no word at all
+    # a line in a box that had room for the next word was broken by hand
+    for line, following in pairwise(lines):
+        if line.startswith("│  ") and following.startswith("│  "):
+            text, word = line.strip("│ "), following.strip("│ ").split(" ")[0]
+            room = 78 - len(line.rstrip("│ "))
+            if text and word and word[0] not in "-•" and not text.endswith((".", ")", "]")):
+                assert len(word) + 1 > room, f"{text!r} breaks before {word!r}"
