@@ -10,6 +10,7 @@ blocks print into the `text` blocks that follow them.
 """
 
 import contextlib
+import functools
 import inspect
 import io
 import re
@@ -55,12 +56,15 @@ MATCHING = {
     "training": {"outer_steps": 1, "inner_steps": 2, "batch_size": 8, "new_samples": 8},
     "grid": {"num_steps": 4},
     "evaluation": {"every": 0},
+    "moves": None,
+    "strays": None,
+    "walk": None,
 }
 SAMPLER = {"outer_steps": 1, "num_chains": 4, "length": 4, "num_samples": 64, "num_rungs": 4,
            "num_pilot": 16, "num_leapfrog": 2}  # fmt: skip
 
 
-def tiny(target, method: str) -> dict:
+def tiny(method: str) -> dict:
     """Settings of a few steps: what a method learns with them is nothing."""
     from demx import registry
     from demx.methods import METHODS
@@ -72,14 +76,31 @@ def tiny(target, method: str) -> dict:
     return {"sampler": {name: value for name, value in SAMPLER.items() if name in fields}}
 
 
+class Later:
+    """A sampler that is trained when it is first used: most snippets only make one."""
+
+    def __init__(self, train):
+        self._train = functools.cache(train)
+
+    def __getattr__(self, name):
+        return getattr(self._train(), name)
+
+    def __repr__(self):
+        return repr(self._train())
+
+
 def quick(fit):
-    """`demx.fit` with tiny settings: those of the snippet are checked all the same."""
-    from demx import config
+    """`demx.fit` with tiny settings: target and settings are checked at once, as by `fit`."""
+    from demx import config, resolve
 
     def fitted(target, **options):
-        settings = tiny(target, options.get("method", "idem"))
+        settings = tiny(options.get("method", "idem"))
         options["settings"] = config.merge(settings, options.get("settings") or {}, settings)
-        return fit(target, **{"scale": 2.0, **options}, progress=False)
+        options = {"scale": 2.0, **options}
+        inspect.signature(fit).bind(target, **options)
+        known = inspect.signature(resolve.resolve).parameters
+        resolve.resolve(target, **{k: v for k, v in options.items() if k in known})
+        return Later(lambda: fit(target, **options, progress=False))
 
     return fitted
 
