@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from demx.commands.options import optional
+from demx.commands.options import Settings, optional
 from demx.commands.space import Dim, Shape, Symmetry, introduce, options, space_of
 from demx.errors import UserError
 
@@ -30,9 +30,7 @@ def evaluate(
     dim: Dim = None,
     shape: Shape = None,
     symmetry: Symmetry = "none",
-    set: Annotated[
-        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE")
-    ] = (),
+    set: Settings = (),
     json: bool = False,
 ) -> None:
     """Say how good samples are: every metric beside its floor, and a verdict in words.
@@ -171,9 +169,7 @@ def reference(
     dim: Dim = None,
     shape: Shape = None,
     symmetry: Symmetry = "none",
-    set: Annotated[
-        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE")
-    ] = (),
+    set: Settings = (),
 ) -> None:
     """Make near-exact reference samples: two independent sets with what vouches for them.
 

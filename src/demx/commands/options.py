@@ -5,9 +5,13 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
+
+Settings = Annotated[
+    tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE")
+]
 
 
 def optional(metavar: str, default: str = "", *aliases: str) -> Any:

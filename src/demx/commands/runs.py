@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from demx.commands.options import optional
+from demx.commands.options import Settings, optional
 from demx.commands.space import Dim, Shape, Symmetry, introduce, space_of
 from demx.errors import UserError
 
@@ -26,9 +26,7 @@ def fit(
     dim: Dim = None,
     shape: Shape = None,
     symmetry: Symmetry = "none",
-    set: Annotated[
-        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE")
-    ] = (),
+    set: Settings = (),
     warm_start: Annotated[str | None, optional("FILE")] = None,
     checkpoint_seconds: float = 15.0,
     quiet: bool = False,

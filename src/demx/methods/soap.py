@@ -7,8 +7,8 @@ For a parameter matrix with gradient G, averages L of G Gᵀ and R of Gᵀ G, an
 Every few steps one round of orthogonal iteration turns the bases: Q_L = qr(L Q_L), columns in the
 order of their eigenvalues. A gradient never meets a basis that was made with it (in that of the
 first one alone, all but the diagonal of G' is rounding), so the first step only makes bases. The
-score of a cluster is learned by very unequal directions of the parameters; Adam sees coordinates
-and takes several times as many steps. Everything that is not a matrix gets Adam. Matrices of one
+score of a cluster is learned by very unequal directions of the parameters, and Adam sees only
+coordinates. Everything that is not a matrix gets Adam. Matrices of one
 shape are updated as one stack: one program for each shape, not for each matrix.
 """
 
