@@ -39,6 +39,8 @@ def test_atoms_in_units_of_kt(key):
     assert float(found.log_density[0]) == pytest.approx(0.0104 / (kB * 40), rel=1e-3)
     np.testing.assert_allclose(found.score, 0, atol=1e-2)
     assert target.space == MeanFree(2, 3) and target.calls == 1
+    np.testing.assert_allclose(target.start, x, rtol=1e-6)
+    assert from_atoms(ase.Atoms("Ar2"), calculator).start is None
     apart = normal(key, target.space, (4,))
     moved = atoms.copy()
     moved.calc = calculator

@@ -105,6 +105,7 @@ def test_a_method_has_only_its_own_sections():
         resolve.resolve("gmm40", method="hmc", settings={"sampler": {"chains": 3}})
     with pytest.raises(UserError, match="unknown method 'hcm'; did you mean 'hmc'"):
         resolve.resolve("gmm40", method="hcm")
-    target, full = resolve.resolve("gmm40", method="hmc")
-    with pytest.raises(UserError, match="method hmc has no buffer"):
-        config.build_method("hmc", target, full, np.zeros((3, 2)))
+    for method, entry in METHODS.items():
+        if not entry.warm_start:
+            with pytest.raises(UserError, match=f"method {method} has no use for points.*hmc"):
+                resolve.resolve("gmm40", method=method, warm_start=np.zeros((3, 2)))

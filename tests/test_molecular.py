@@ -104,6 +104,7 @@ def test_alanine_dipeptide(alanine, key):
         observable(name, target.space)(x[None], None)
         for name in (alanine.PHI, alanine.PSI, alanine.HAND)
     )
+    np.testing.assert_allclose(target.start, (x - x.mean(axis=0))[None], atol=1e-5)
     assert (phi[0], psi[0]) == pytest.approx((-77.5, -14.7), abs=0.1) and hand[0] > 0
 
 
@@ -128,6 +129,8 @@ def test_systems_that_are_refused(alanine, mm):
     bond = [(0, 1, 0.1, 2000.0)]
     with pytest.raises(UserError, match="expected masses above 0"):
         from_system(chain(mm, bond, (12.0, 0.0)))
+    with pytest.raises(UserError, match=r"positions: expected shape \(3, 3\), got \(2, 3\)"):
+        from_system(chain(mm, bond), positions=np.zeros((2, 3)))
     with pytest.raises(UserError, match="temperature: expected a positive number, got 0"):
         from_system(chain(mm, bond), temperature=0)
     periodic = chain(mm, bond)
@@ -162,10 +165,12 @@ def test_the_example_runs(alanine, mm, tmp_path, monkeypatch, capsys):
 
 
 def test_what_demx_counts_is_what_openmm_saw(mm):
-    target = from_system(chain(mm, [(0, 1, 0.1, 2000.0), (0, 2, 0.1, 2000.0)]))
-    sampler = demx.fit(target, method="hmc", scale=1.0, settings=SHORT, progress=False)
-    p = sampler.progress
-    assert target.calls == p.energy_calls + p.evaluation_calls
+    bonds = [(0, 1, 0.1, 2000.0), (0, 2, 0.1, 2000.0)]
+    for positions in (None, [[0.0, 0, 0], [0.1, 0, 0], [0, 0.1, 0]]):
+        target = from_system(chain(mm, bonds), positions=positions)
+        sampler = demx.fit(target, method="hmc", scale=1.0, settings=SHORT, progress=False)
+        p = sampler.progress
+        assert target.calls == p.energy_calls + p.evaluation_calls
     before = target.calls
     drawn = sampler.sample(6)
     jax.block_until_ready(drawn.x)

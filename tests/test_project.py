@@ -21,6 +21,7 @@ EDGE |= {
     "bench",
     "glance",
     "comparison",
+    "beginning",
     "commands",
     "outputs",
 }

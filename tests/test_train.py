@@ -262,7 +262,7 @@ def test_another_warm_start_is_refused(tmp_path):
     demx.fit("gmm40", warm_start=np.ones((4, 2)), **options)
     with pytest.raises(UserError, match=r"another configuration \(warm_start"):
         demx.fit("gmm40", warm_start=np.zeros((4, 2)), **options)
-    with pytest.raises(UserError, match=r"warm start: expected shape \(n, 2\), got \(4, 3\)"):
+    with pytest.raises(UserError, match=r"warm start: expected .*\(n, 2\), found \(4, 3\)"):
         demx.fit("gmm40", warm_start=np.zeros((4, 3)), settings=settings(), progress=False)
 
 

@@ -12,11 +12,12 @@ from jaxtyping import Array, ArrayLike
 from rich.console import Console
 
 from demx import config as configuration
+from demx.beginning import beginning
 from demx.errors import UserError
 from demx.fitted import Fitted, LogZ, log_z
 from demx.glance import Glance
 from demx.progress import ProgressLine
-from demx.resolve import check_warm_start, reopen, resolve
+from demx.resolve import reopen, resolve
 from demx.store import Store
 from demx.train import Progress, parse_budget, train
 from demx.types import Target
@@ -49,20 +50,20 @@ def fit(
     it when called again. dim / particles / species: the space of an energy function; species are
     whole numbers, one for each particle, where they are not all equal. scale: the rough width of
     its mass, if it is known; a probe finds it otherwise. recipe: let the probe decide also where
-    demx has a preset. warm_start: existing samples for the buffer.
+    demx has a preset. warm_start: points (n, *shape) to begin from: chains take them in turn, the
+    first for the first chain (without any, those of `target.start`, if it has that), idem and pdem
+    put them into the buffer; other methods refuse them.
     checkpoint_seconds: how much work a kill may cost; the result is the same whatever it is.
     settings: sections that change the preset, e.g. {"draws": {"num_samples": 512}}.
     """
     built, config = resolve(
         target, method=method, seed=seed, dim=dim, particles=particles, species=species,
-        scale=scale, recipe=recipe, settings=settings,
+        scale=scale, recipe=recipe, warm_start=warm_start, settings=settings,
     )  # fmt: skip
     limit = parse_budget(budget)
     if not checkpoint_seconds > 0:
         raise UserError(f"checkpoint_seconds: expected a positive number, got {checkpoint_seconds}")
-    if warm_start is not None:
-        warm_start, config["warm_start"] = check_warm_start(warm_start, built)
-    made = configuration.build_method(method, built, config, warm_start)
+    made = configuration.build_method(method, built, config, beginning(method, built, warm_start))
     # everything a user can get wrong is refused before the directory is touched
     jax.eval_shape(made.init, jax.random.key(seed))
     outer_steps = made.outer_steps

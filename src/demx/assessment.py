@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike
 
 from demx import config
+from demx.beginning import check_energies, known, points
 from demx.correction import equal_weights
 from demx.errors import UserError
 from demx.evaluate import densities, verdict
@@ -102,7 +103,7 @@ def assess_target(
     # fewer ensembles than for a reference: each must reach equilibrium within the same calls
     settings = Equilibrium(num_chains=16, max_rungs=8, beta_min=0.1, scale=scale)
     key = jax.random.fold_in(jax.random.key(seed), 0x3C3C)
-    chains = samples_within(key, target, len(x), mcmc_calls, settings)
+    chains = samples_within(key, target, len(x), mcmc_calls, settings, known(target))
     mcmc = compare(target, chains.x, reference, n=n, workers=WORKERS, energies=-chains.log_density)
     return judged._replace(mcmc=mcmc, mcmc_calls=chains.energy_calls)
 
@@ -121,13 +122,16 @@ def reference(
     particles: tuple[int, int] | None = None,
     species: tuple[int, ...] | None = None,
     settings: Sequence[str] = (),
+    warm_start: ArrayLike | None = None,
     report: Callable[[str], None] = lambda text: None,
     **equilibrium: Any,
 ) -> tuple[Reference, Path | None]:
     """Two near-exact sets of n samples of a target, kept in `output` or, of a name, the cache.
 
-    settings: of the target, such as ["target.num_particles=7"]. equilibrium: `scale`, `num_chains`
-    and the other sizes of `demx.evaluate.equilibrium.Equilibrium`.
+    settings: of the target, such as ["target.num_particles=7"]. warm_start: points (rows, *shape)
+    to begin from, in turn: half of the chains as they are, half after moves at the hottest
+    temperature; without any, those of `target.start`, if it has that. equilibrium: `scale`,
+    `num_chains` and the other sizes of `demx.evaluate.equilibrium.Equilibrium`.
     """
     about = _target_settings(settings)
     try:
@@ -138,7 +142,8 @@ def reference(
         target, about, dim=dim, particles=particles, species=species, scale=sizes.scale
     )
     built = opened.target
-    made = references.make(built, seed=seed, n=n, settings=sizes, report=report)
+    start = _start(built, warm_start, sizes.num_chains)
+    made = references.make(built, seed=seed, n=n, settings=sizes, report=report, start=start)
     for size in (1000, 2000):
         if n >= 2 * size:
             report(f"floors at n = {size}")
@@ -149,6 +154,18 @@ def reference(
     if path is not None:
         made.save(path)
     return made, path
+
+
+def _start(target: Target, warm_start: ArrayLike | None, num_chains: int) -> np.ndarray | None:
+    """Points that the chains of a reference begin from; None: they find some themselves."""
+    if hasattr(target, "sample"):
+        if warm_start is not None:
+            raise UserError("warm start: of no use here, this target draws exact samples")
+        return None
+    found = known(target) if warm_start is None else points(warm_start, target, "warm start")
+    if found is not None:
+        check_energies(target, found[:num_chains])
+    return found
 
 
 def _target_settings(settings: Sequence[str]) -> dict[str, Any]:

@@ -208,11 +208,10 @@ def build_method(name: str, target: Target, sections: Config, warm_start=None) -
         parts = _parts(target, sections)._replace(warm_start=warm_start)
         built = registry.build("grid", factory, {}, target, parts)
     else:
-        if warm_start is not None:
-            raise UserError(f"warm start: method {name} has no buffer to put it in")
         made = registry.build("sampler", registry.load(entry.settings), sections["sampler"])
         given = (_network(target, sections),) if entry.network else ()
-        built = registry.build("sampler", factory, {}, target, made, *given)
+        start = {} if warm_start is None else {"warm_start": warm_start}
+        built = registry.build("sampler", factory, start, target, made, *given)
     # what looking at the energy cost before anything was trained
     return built._replace(calls_at_init=built.calls_at_init + sections.get("probe_calls", 0))
 

@@ -1,8 +1,8 @@
-"""Downhill from anywhere, before chains begin."""
+"""Before chains begin: downhill from anywhere, or points that were given."""
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, ArrayLike, Float
 
 from demx.energy import evaluate
 from demx.types import Target
@@ -21,3 +21,9 @@ def relax(target: Target, x: Array, num_steps: int, scale: Array | float) -> Arr
         return x + score * jnp.minimum(length / (norm + 1e-12), 1e-3 * scale**2)
 
     return jax.lax.fori_loop(0, num_steps, descend, x)
+
+
+def in_turn(points: ArrayLike, target: Target, count: int) -> Float[Array, "count ..."]:
+    """One point for each of `count` chains, on the space: again from the first if they end."""
+    points = jnp.asarray(points, float)
+    return target.space.project(points[jnp.arange(count) % len(points)])

@@ -1,6 +1,5 @@
 """From what a user names or hands over to a target and a complete configuration."""
 
-import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from jaxtyping import Array, ArrayLike
 
 from demx import config as configuration
 from demx import source as sources
+from demx.beginning import beginning, check_energies, identity, width
 from demx.errors import UserError
 from demx.recipe import probe
 from demx.recipe import settings as settings_for
@@ -100,11 +100,13 @@ def resolve(
     species: tuple[int, ...] | None = None,
     scale: float | None = None,
     recipe: bool = False,
+    warm_start: ArrayLike | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> tuple[Target, dict[str, Any]]:
     """The target and the complete configuration that `fit` would use.
 
     recipe: settings from a probe of the energy (`demx.recipe`) even where there is a preset.
+    warm_start: points to begin from; the configuration has their checksum.
     """
     settings = dict(settings or {})
     for section, values in settings.items():
@@ -114,7 +116,7 @@ def resolve(
                 f'settings: expected sections like {{"draws": {{"num_samples": 512}}}}, '
                 f"got {section!r}: {values!r}"
             )
-    configuration.method_entry(method)
+    entry = configuration.method_entry(method)
     about = settings.pop("target", {})
     opened = open_target(target, about, dim=dim, particles=particles, species=species, scale=scale)
     built, calls = opened.target, opened.energy_calls
@@ -125,14 +127,23 @@ def resolve(
     head = opened.head(about) | {"method": method, "seed": seed}
     if scale is not None:
         head["scale"] = scale
+    points = beginning(method, built, warm_start)
+    chains = points is not None and entry.warm_start == "chains"
+    if points is not None:
+        head["warm_start"] = identity(points)
+    if not preset and chains and (known := scale or width(built, points)):
+        preset = {"sampler": {"scale": known}}  # for the first step size: nothing to probe
     if not preset:
         seen = probe(built, scale)
         calls += seen.energy_calls
-        matching = configuration.method_entry(method).matching
         preset = (
-            settings_for(built.space, seen) if matching else {"sampler": {"scale": seen.spread}}
+            settings_for(built.space, seen)
+            if entry.matching
+            else {"sampler": {"scale": seen.spread}}
         )
     sections = configuration.resolve_sections(method, built.space, [preset, settings])
+    if chains:
+        calls += check_energies(built, points[: max(1, sections["sampler"]["num_chains"])])
     if not shipped:
         head["fingerprint"] = _fingerprint(built, scale or 1.0)
         calls += FINGERPRINT
@@ -195,13 +206,3 @@ def _fingerprint(target: Target, scale: float) -> list[str]:
 
 def rows(target: Target) -> str:
     return f"(n, {', '.join(map(str, target.space.shape))})"
-
-
-def check_warm_start(points: ArrayLike, target: Target) -> tuple[np.ndarray, list]:
-    """The points as an array, and what identifies them in the configuration."""
-    points = np.asarray(points, np.float32)
-    if points.shape[1:] != target.space.shape or len(points) == 0:
-        raise UserError(f"warm start: expected shape {rows(target)}, got {points.shape}")
-    if not np.isfinite(points).all():
-        raise UserError("warm start: expected finite numbers, found some that are not")
-    return points, [list(points.shape), hashlib.sha256(points.tobytes()).hexdigest()]

@@ -21,7 +21,8 @@ class Target(Protocol):
       points along the last axis, (*shape, N), in one fused pass (see `demx.energy`);
     - `sample(key, n)`: exact samples, and `log_z`: the exact log ∫ exp(-E);
     - `smoothed(variance)`: the target p_0 * N(0, variance), the oracle of the tests;
-    - `modes`, `mode_scale`: centres and common standard deviation of its modes.
+    - `modes`, `mode_scale`: centres and common standard deviation of its modes;
+    - `start`: points, (n, *shape), where chains begin unless they are told others.
     """
 
     @property

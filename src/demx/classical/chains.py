@@ -5,7 +5,8 @@
 a* = 0.234, 0.574, 0.8 or 0.8. One step of the method is `length` such transitions, half of which
 tell the next step size (its mean) and the diagonal mass. Nothing adapts while samples are drawn,
 so p is exactly invariant then. Chains of local moves do not travel between far modes:
-how many of them sit in a mode is decided by where they start.
+how many of them sit in a mode is decided by where they start. `warm_start` are points for that,
+(n, *shape): chain c begins at row c mod n, as it is, and `relax_steps` has no effect.
 """
 
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from demx.classical.kernels import (
     Kernel,
@@ -27,6 +28,7 @@ from demx.classical.kernels import (
     positive,
     random_walk,
     start,
+    start_calls,
     walkers,
 )
 from demx.space import MeanFree
@@ -36,9 +38,9 @@ NARROWEST = 1e-6  # variance of a coordinate against the mean one
 
 
 class Metropolis(eqx.Module):
-    """scale: rough standard deviation of a coordinate; chains start from twice that. num_chains:
-    side by side. length: transitions of a step. thin: transitions between samples of a chain.
-    relax_steps: of descent before a chain starts.
+    """scale: rough standard deviation of a coordinate; chains start from twice that, and with steps
+    of a tenth. num_chains: side by side. length: transitions of a step. thin: transitions between
+    samples of a chain. relax_steps: of descent before a chain starts, unless it is told where to.
     """
 
     outer_steps: int = 20
@@ -92,27 +94,29 @@ class State(NamedTuple):
     variance: Float[Array, " dof"]
 
 
-def metropolis(target: Target, settings: Metropolis) -> Method:
+def metropolis(target: Target, settings: Metropolis, warm_start: ArrayLike | None = None) -> Method:
     """Random-walk Metropolis: no gradients."""
-    return _method(target, settings, random_walk())
+    return _method(target, settings, random_walk(), warm_start)
 
 
-def mala(target: Target, settings: Mala) -> Method:
+def mala(target: Target, settings: Mala, warm_start: ArrayLike | None = None) -> Method:
     """The Metropolis-adjusted Langevin algorithm."""
-    return _method(target, settings, langevin())
+    return _method(target, settings, langevin(), warm_start)
 
 
-def hmc(target: Target, settings: Hmc) -> Method:
+def hmc(target: Target, settings: Hmc, warm_start: ArrayLike | None = None) -> Method:
     """Hamiltonian Monte Carlo with trajectories of a fixed number of steps."""
-    return _method(target, settings, hamiltonian(settings.num_leapfrog))
+    return _method(target, settings, hamiltonian(settings.num_leapfrog), warm_start)
 
 
-def nuts(target: Target, settings: Nuts) -> Method:
+def nuts(target: Target, settings: Nuts, warm_start: ArrayLike | None = None) -> Method:
     """The no-U-turn sampler; `calls_per_step` is the most a step can take."""
-    return _method(target, settings, no_u_turn(settings.max_doublings))
+    return _method(target, settings, no_u_turn(settings.max_doublings), warm_start)
 
 
-def _method(target: Target, settings: Metropolis, kernel: Kernel) -> Method:
+def _method(
+    target: Target, settings: Metropolis, kernel: Kernel, warm_start: ArrayLike | None
+) -> Method:
     space, count = target.space, settings.num_chains
     log_density = in_coordinates(target)
 
@@ -122,7 +126,7 @@ def _method(target: Target, settings: Metropolis, kernel: Kernel) -> Method:
 
     @eqx.filter_jit
     def init(key: PRNGKeyArray) -> State:
-        xs = start(key, target, count, settings.scale, settings.relax_steps)
+        xs = start(key, target, settings, warm_start)
         walker, _ = walkers(target, xs)
         step_size = jnp.asarray(0.1 * settings.scale, walker.position.dtype)
         return State(walker, step_size, jnp.ones_like(walker.position[0]))
@@ -173,7 +177,7 @@ def _method(target: Target, settings: Metropolis, kernel: Kernel) -> Method:
         step,
         sample,
         calls_per_step=count * settings.length * kernel.calls,
-        calls_at_init=count * (settings.relax_steps + 1),
+        calls_at_init=start_calls(settings, warm_start),
         outer_steps=settings.outer_steps,
     )
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
-from demx.descent import relax
+from demx.descent import in_turn, relax
 from demx.energy import evaluate, pointwise
 from demx.space import normal
 from demx.types import Target
@@ -68,11 +68,21 @@ def in_coordinates(target: Target) -> LogDensity:
 
 
 def start(
-    key: PRNGKeyArray, target: Target, count: int, scale: float, relax_steps: int
+    key: PRNGKeyArray, target: Target, settings, warm_start: ArrayLike | None
 ) -> Float[Array, "C ..."]:
-    """Points from twice the scale, relaxed a little: count·relax_steps energy calls."""
+    """Given points in turn, as they are; without any, points of a normal twice as wide as the
+    scale, relaxed a little. settings: with num_chains, scale and relax_steps.
+    """
+    count, scale = settings.num_chains, settings.scale
+    if warm_start is not None:
+        return in_turn(warm_start, target, count)
     xs = OVERDISPERSED * scale * normal(key, target.space, (count,))
-    return target.space.project(relax(target, xs, relax_steps, scale))
+    return target.space.project(relax(target, xs, settings.relax_steps, scale))
+
+
+def start_calls(settings, warm_start: ArrayLike | None) -> int:
+    """Energy calls of `start` and of a first look at its points."""
+    return settings.num_chains * (1 + (settings.relax_steps if warm_start is None else 0))
 
 
 def walkers(target: Target, xs: Float[Array, "C ..."]) -> tuple[Walker, Bool[Array, " C"]]:

@@ -1,7 +1,8 @@
 """Parallel tempering as a method: `demx.methods.tempering` on a ladder of a fixed size.
 
 step: `length` transitions while step sizes adapt, then new β_1 > … at which all pairs of
-neighbours would have rejected equally often; β_0 = 1 and the hottest stay.
+neighbours would have rejected equally often; β_0 = 1 and the hottest stay. `warm_start` are
+points to begin from, (n, *shape): all replicas of ensemble c begin at row c mod n, as it is.
 """
 
 from typing import NamedTuple
@@ -9,10 +10,10 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from demx.classical.chains import collect
-from demx.classical.kernels import at_least, positive, start
+from demx.classical.kernels import at_least, positive, start, start_calls
 from demx.methods.tempering import Chains, Ladder, Tempering, geometric_ladder
 from demx.types import Info, Method, Samples, Target
 
@@ -20,7 +21,7 @@ from demx.types import Info, Method, Samples, Target
 class ParallelTempering(eqx.Module):
     """num_chains: independent ensembles of num_rungs replicas at β from 1 to beta_min. length:
     transitions of a step. thin: transitions between samples of an ensemble. scale: rough standard
-    deviation of a coordinate, where ensembles start.
+    deviation of a coordinate, where ensembles start (relaxed) unless they are told where to.
     """
 
     outer_steps: int = 20
@@ -64,7 +65,9 @@ def respaced(ladder: Ladder, rejection: Float[Array, " pairs"]) -> Ladder:
     return Ladder(jnp.exp(new), jnp.exp(jnp.interp(new, log_beta[::-1], log_step[::-1])))
 
 
-def parallel_tempering(target: Target, settings: ParallelTempering) -> Method:
+def parallel_tempering(
+    target: Target, settings: ParallelTempering, warm_start: ArrayLike | None = None
+) -> Method:
     """Parallel tempering with HMC moves; samples are the replicas at β = 1."""
     engine = Tempering(target, settings.num_leapfrog)
     count, rungs = settings.num_chains, settings.num_rungs
@@ -72,7 +75,7 @@ def parallel_tempering(target: Target, settings: ParallelTempering) -> Method:
 
     @eqx.filter_jit
     def init(key: PRNGKeyArray) -> State:
-        xs = start(key, target, count, settings.scale, settings.relax_steps)
+        xs = start(key, target, settings, warm_start)
         ladder = geometric_ladder(rungs, settings.beta_min, 0.1 * settings.scale)
         return State(engine.init(xs, rungs), ladder, jnp.zeros((), int))
 
@@ -100,6 +103,6 @@ def parallel_tempering(target: Target, settings: ParallelTempering) -> Method:
         step,
         sample,
         calls_per_step=settings.length * calls,
-        calls_at_init=count * (settings.relax_steps + 1),
+        calls_at_init=start_calls(settings, warm_start),
         outer_steps=settings.outer_steps,
     )

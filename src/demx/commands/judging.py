@@ -166,6 +166,7 @@ def reference(
     max_rungs: int = 16,
     beta_min: float = 0.05,
     leapfrog: int = 8,
+    warm_start: Annotated[str | None, optional("FILE")] = None,
     dim: Dim = None,
     shape: Shape = None,
     symmetry: Symmetry = "none",
@@ -187,12 +188,16 @@ def reference(
         max_rungs: most temperatures of an ensemble.
         beta_min: lowest inverse temperature; closer to 1 is cheaper where barriers are low.
         leapfrog: steps of one HMC move.
+        warm_start: npz, npy, extxyz or nc file of points to begin from, in turn: half of the
+            ensembles at the points, half after moves at the lowest inverse temperature. Starts
+            then agree about what can be reached from there, no more. Without it ensembles of an
+            ASE or OpenMM structure begin there.
         dim: dimension of x, for an energy function on R^dim.
         shape: shape of x, for an energy function of particles: 13,3 are 13 in space.
         symmetry: particles: free to move and turn together, and to be exchanged.
         set: change a setting of the target, such as target.num_particles=7.
     """
-    from demx import assessment
+    from demx import assessment, samples
     from demx.report import tables
 
     if n < 100:
@@ -202,7 +207,9 @@ def reference(
         target, n=n, output=output, seed=seed, settings=set,
         report=lambda text: print(text, file=sys.stderr, flush=True),
         scale=scale, num_chains=chains, max_rungs=max_rungs, beta_min=beta_min,
-        num_leapfrog=leapfrog, **space_of(dim, shape, symmetry),
+        num_leapfrog=leapfrog,
+        warm_start=None if warm_start is None else samples.read(Path(warm_start)).x,
+        **space_of(dim, shape, symmetry),
     )  # fmt: skip
     tables.show_reference(target, made, path)
     if not made.passed:

@@ -49,7 +49,10 @@ def fit(
         shape: shape of x, for an energy function of particles: 13,3 are 13 in space.
         symmetry: particles: free to move and turn together, and to be exchanged.
         set: change a setting, such as training.batch_size=64; may be given many times.
-        warm_start: npz, npy or extxyz file of existing samples to fill the buffer with.
+        warm_start: npz, npy, extxyz or nc file of points to begin from. Chains (metropolis,
+            mala, hmc, nuts, tempering) begin at its rows in turn, again from the first if there
+            are fewer rows than chains; idem and pdem put them into the buffer; other methods
+            refuse them. Without it chains of an ASE or OpenMM structure begin there.
         checkpoint_seconds: how much work a kill may cost.
         quiet: no progress.
     """

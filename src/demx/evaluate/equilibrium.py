@@ -1,9 +1,11 @@
 """Near-exact samples of any target: long parallel-tempering chains that must prove themselves.
 
-Half of the ensembles start from a compact cluster (a relaxed one), half from a dispersed gas. The
-ladder and the steps are tuned, then segments of doubling length run until split R-hat of every
-observable is below 1.01 over a whole segment: all of that is burn-in. Its last segment measures
-the autocorrelation time τ; samples are then kept every 2τ transitions.
+Half of the ensembles start from a compact cluster (a relaxed one), half from a dispersed gas. From
+given points half start as they are, half after they were heated: far from the others, but only as
+far as the hottest temperature leads. The ladder and the steps are tuned, then segments of doubling
+length run until split R-hat of every observable is below 1.01 over a whole segment: all of that is
+burn-in. Its last segment measures the autocorrelation time τ; samples are then kept every 2τ
+transitions.
 """
 
 import math
@@ -13,9 +15,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, PRNGKeyArray
 
-from demx.descent import relax
+from demx.descent import in_turn, relax
 from demx.energy import evaluate
 from demx.methods.tempering import Chains, Ladder, Tempering, geometric_ladder, resize, respace
 from demx.space import MeanFree, distances, normal
@@ -24,6 +26,7 @@ from demx.types import Target
 RHAT = 1.01
 SEGMENT = 128  # transitions of the first burn-in segment
 COMPACT, DISPERSED = 500, 100  # descent steps of the two kinds of start
+HEATING = 100  # transitions at the hottest temperature that disperse given points
 
 
 class Equilibrium(eqx.Module):
@@ -100,7 +103,13 @@ def rhat(series: np.ndarray) -> np.ndarray:
 class Sampler:
     """A tuned ladder and chains at equilibrium, and what getting there has cost."""
 
-    def __init__(self, target: Target, settings: Equilibrium, key: PRNGKeyArray):
+    def __init__(
+        self,
+        target: Target,
+        settings: Equilibrium,
+        key: PRNGKeyArray,
+        start: ArrayLike | None = None,
+    ):
         self.target, self.settings = target, settings
         self.tempering = Tempering(target, settings.num_leapfrog)
         self.energy_calls = 0
@@ -108,7 +117,7 @@ class Sampler:
         # state after state: all distances of all states at once would take gigabytes
         self._observe = jax.jit(lambda u, v: jax.lax.map(lambda a: jax.vmap(self._one)(*a), (u, v)))
         self.key = key
-        self.chains, self.ladder = self._start()
+        self.chains, self.ladder = self._start(start)
         self.acceptance = self.rejection = None
 
     def _one(self, u: Array, value: Array) -> Array:
@@ -119,18 +128,34 @@ class Sampler:
         self.key, key = jax.random.split(self.key)
         return key
 
-    def _start(self) -> tuple[Chains, Ladder]:
+    def _start(self, given: ArrayLike | None) -> tuple[Chains, Ladder]:
+        s = self.settings
+        begin = self._scattered() if given is None else self._from(given)
+        ladder = geometric_ladder(min(8, s.max_rungs), s.beta_min, 0.02 * s.scale)
+        self.energy_calls += s.num_chains
+        return self.tempering.init(jnp.concatenate(begin), len(ladder.beta)), ladder
+
+    def _scattered(self) -> tuple[Array, Array]:
+        """Compact and dispersed points, half as many as chains each."""
         s = self.settings
         half = s.num_chains // 2
         move = eqx.filter_jit(relax)
         near = 0.5 * s.scale * normal(self._next_key(), self.target.space, (half,))
         near = move(self.target, near, COMPACT, s.scale)
         far = 3 * s.scale * normal(self._next_key(), self.target.space, (half,))
-        far = move(self.target, far, DISPERSED, s.scale)
-        ladder = geometric_ladder(min(8, s.max_rungs), s.beta_min, 0.02 * s.scale)
-        chains = self.tempering.init(jnp.concatenate([near, far]), len(ladder.beta))
-        self.energy_calls += (COMPACT + DISPERSED) * half + s.num_chains
-        return chains, ladder
+        self.energy_calls += (COMPACT + DISPERSED) * half
+        return near, move(self.target, far, DISPERSED, s.scale)
+
+    def _from(self, given: ArrayLike) -> tuple[Array, Array]:
+        """Given points in turn: for half of the chains as they are, for the others heated."""
+        s = self.settings
+        near, cold = jnp.split(in_turn(given, self.target, s.num_chains), 2)
+        hot = jnp.full((1,), s.beta_min)
+        ladder = Ladder(hot, 0.02 * s.scale / jnp.sqrt(hot))
+        tune, chains = eqx.filter_jit(self.tempering.tune), self.tempering.init(cold, 1)
+        chains, _, _ = tune(self._next_key(), chains, ladder, HEATING)
+        self.energy_calls += len(cold) + HEATING * self.tempering.calls(chains)
+        return near, jax.vmap(self.target.space.configuration)(chains.position[:, 0])
 
     def tune(self, rounds: int = 4, length: int = 100) -> None:
         """Rounds of doubling length; the ladder is spaced anew after each but the last."""
@@ -222,13 +247,19 @@ def passes(diagnostics: dict) -> dict[str, bool]:
 
 
 def equilibrium_samples(
-    key: PRNGKeyArray, target: Target, n: int, settings: Equilibrium, report=lambda text: None
+    key: PRNGKeyArray,
+    target: Target,
+    n: int,
+    settings: Equilibrium,
+    report=lambda text: None,
+    start: ArrayLike | None = None,
 ) -> Drawn:
     """n samples at equilibrium, or as near as `max_segment` allows: look at `passes`.
 
-    If a demand is not met the chains go on with twice the thinning, three times at most.
+    start: points (n, *shape) to begin from, instead of a compact cluster and a gas. If a demand is
+    not met the chains go on with twice the thinning, three times at most.
     """
-    sampler = Sampler(target, settings, key)
+    sampler = Sampler(target, settings, key, start)
     sampler.tune()
     report(f"ladder: β = {', '.join(f'{b:.2g}' for b in np.asarray(sampler.ladder.beta))}")
     tau, burned, converged = sampler.burn_in(report)
@@ -265,15 +296,20 @@ def _drawn(sampler: Sampler, n: int, u: np.ndarray, value: np.ndarray, diagnosti
 
 
 def samples_within(
-    key: PRNGKeyArray, target: Target, n: int, energy_calls: int, settings: Equilibrium
+    key: PRNGKeyArray,
+    target: Target,
+    n: int,
+    energy_calls: int,
+    settings: Equilibrium,
+    start: ArrayLike | None = None,
 ) -> Drawn:
     """What tuned chains make of a number of energy calls, all told: 30 % tuning, a fifth of the
     rest burn-in, then n states at equal intervals, or as many as there are calls for.
     """
     rounds = 3
-    sampler = Sampler(target, settings, key)
-    start = 0.3 * energy_calls / sampler.tempering.calls(sampler.chains)
-    sampler.tune(rounds, max(2, int(start / (2**rounds - 1))))
+    sampler = Sampler(target, settings, key, start)
+    tuning = 0.3 * energy_calls / sampler.tempering.calls(sampler.chains)
+    sampler.tune(rounds, max(2, int(tuning / (2**rounds - 1))))
     cost = sampler.tempering.calls(sampler.chains)
     left = max(1, (energy_calls - sampler.energy_calls) // cost)
     sampler.advance(1, max(1, left // 5))

@@ -18,8 +18,9 @@ import jax
 import numpy as np
 
 from demx import __version__
+from demx.beginning import identity
 from demx.errors import UserError
-from demx.evaluate.equilibrium import Equilibrium, equilibrium_samples, passes
+from demx.evaluate.equilibrium import HEATING, Equilibrium, equilibrium_samples, passes
 from demx.machine import cache_directory
 from demx.space import MeanFree
 from demx.types import Target
@@ -109,8 +110,12 @@ def make(
     n: int = SIZE,
     settings: Equilibrium = Equilibrium(),  # noqa: B008
     report=lambda text: None,
+    start: np.ndarray | None = None,
 ) -> Reference:
-    """Two independent sets of n: exact where the target can draw, else by tempered chains."""
+    """Two independent sets of n: exact where the target can draw, else by tempered chains.
+
+    start: points (rows, *shape) that these begin from.
+    """
     sets, about, invariant = {}, {}, None
     keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), DOMAIN))
     for name, key in zip(("validation", "test"), keys, strict=True):
@@ -119,7 +124,7 @@ def make(
             about[name] = {"kind": "exact", "passes": {}}
         else:
             report(f"{name} set")
-            x, _, found, calls = equilibrium_samples(key, target, n, settings, report)
+            x, _, found, calls = equilibrium_samples(key, target, n, settings, report, start)
             about[name] = {"kind": "parallel tempering", **found, "passes": passes(found)}
         if invariant is None:
             invariant = is_invariant(target, x)
@@ -138,7 +143,18 @@ def make(
         "invariant": invariant,
         "sets": about,
     }
+    if not hasattr(target, "sample"):
+        provenance["start"] = _started(settings, start)
     return Reference(sets["validation"], sets["test"], provenance).with_energies(target)
+
+
+def _started(settings: Equilibrium, start: np.ndarray | None) -> dict[str, Any]:
+    """What the compact and the dispersed starts were, whose agreement is asked for."""
+    if start is None:
+        wide = (f"a normal of {factor} scales, relaxed" for factor in (0.5, 3))
+        return dict(zip(("compact", "dispersed"), wide, strict=True))
+    heated = f"given points after {HEATING} moves at β = {settings.beta_min:.3g}"
+    return {"compact": "given points", "dispersed": heated, "points": identity(start)}
 
 
 def _energies(target: Target, x: np.ndarray) -> np.ndarray:

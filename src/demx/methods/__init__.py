@@ -13,8 +13,10 @@ class Entry(NamedTuple):
 
     gradient: needs ∇E. trains: has something to learn or tune before it samples. weights, log_z,
     log_prob: gives them. mcmc_free: no Markov chain that leaves p invariant. off_policy: learns
-    from points of anywhere: 'yes', 'partly', 'no', or '-' without learning. Then time of a
-    gradient and of a proposal while training, memory, and time of a sample.
+    from points of anywhere: 'yes', 'partly', 'no', or '-' without learning. warm_start: what it
+    does with points to begin from: its 'chains' begin there, or its 'buffer' holds them; '': it
+    cannot use them. Then time of a gradient and of a proposal while training, memory, and time of
+    a sample.
     """
 
     factory: str
@@ -27,6 +29,7 @@ class Entry(NamedTuple):
     log_prob: bool = False
     mcmc_free: bool = False
     off_policy: str = "-"
+    warm_start: str = ""
     gradient_time: str = "-"
     proposal_time: str = "-"
     memory: str = "O(d)"
@@ -41,6 +44,7 @@ def _matching(name: str, off_policy: str, proposal_time: str) -> Entry:
     return Entry(
         f"demx.methods.idem:{name}", network=True, weights=True, log_z=True, log_prob=True,
         mcmc_free=True, off_policy=off_policy, gradient_time="O(1)", proposal_time=proposal_time,
+        warm_start="buffer",
     )  # fmt: skip
 
 
@@ -55,6 +59,10 @@ def _controlled(name: str, settings: str) -> Entry:
 def _classical(module: str, name: str, settings: str, **properties) -> Entry:
     where = f"demx.classical.{module}"
     return Entry(f"{where}:{name}", f"{where}:{settings}", **properties)
+
+
+def _chains(name: str, settings: str, **properties) -> Entry:
+    return _classical("chains", name, settings, warm_start="chains", **properties)
 
 
 METHODS = {
@@ -80,11 +88,13 @@ METHODS = {
         mcmc_free=True,
         sampling_time="O(d)",
     ),
-    "metropolis": _classical("chains", "metropolis", "Metropolis", gradient=False),
-    "mala": _classical("chains", "mala", "Mala"),
-    "hmc": _classical("chains", "hmc", "Hmc"),
-    "nuts": _classical("chains", "nuts", "Nuts"),
-    "tempering": _classical("tempering", "parallel_tempering", "ParallelTempering"),
+    "metropolis": _chains("metropolis", "Metropolis", gradient=False),
+    "mala": _chains("mala", "Mala"),
+    "hmc": _chains("hmc", "Hmc"),
+    "nuts": _chains("nuts", "Nuts"),
+    "tempering": _classical(
+        "tempering", "parallel_tempering", "ParallelTempering", warm_start="chains"
+    ),
     "ais": _classical("annealed", "ais", "Annealed", weights=True, log_z=True),
     "smc": _classical("annealed", "smc", "Smc", weights=True, log_z=True),
     "nested": _classical("nested", "nested", "Nested", gradient=False, trains=False, log_z=True),

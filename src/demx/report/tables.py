@@ -149,6 +149,8 @@ def show_reference(name: str, made: Reference, path: Path | None) -> None:
     for check in sets[0]["passes"]:
         table.add_row(check, *("met" if s["passes"][check] else "NOT MET" for s in sets))
     console.print(table)
+    if (start := made.provenance.get("start")) is not None:
+        console.print(f"starts: {start['compact']}, and {start['dispersed']}")
     for n, floors in made.provenance.get("floors", {}).items():
         text = ", ".join(f"{metric} {with_error(*value)}" for metric, value in floors.items())
         console.print(f"floors at n = {n}: {text}")

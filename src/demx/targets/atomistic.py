@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import ArrayLike
+from jaxtyping import Array, ArrayLike, Float
 
 from demx.errors import UserError
 from demx.space import MeanFree
@@ -16,10 +17,14 @@ if TYPE_CHECKING:
 
 
 class Atomistic(BlackBox):
-    """A black box that knows its atoms; x are positions in units of `length` Å, centred."""
+    """A black box that knows its atoms; x are positions in units of `length` Å, centred.
+
+    start: where the atoms are, as one x, (1, atoms, 3); chains begin there.
+    """
 
     blank: Callable[[], "Atoms"] = eqx.field(static=True)  # the atoms, without a calculator
     length: float = eqx.field(static=True)
+    start: Float[Array, "1 atoms 3"] | None = None
 
     def positions(self, x: ArrayLike) -> np.ndarray:
         """Samples (n, atoms, 3) in Å."""
@@ -50,7 +55,7 @@ def from_atoms(
     together what would fly apart: a cluster in a vacuum has no normalisable density without one).
     species: atoms of one number can be exchanged; those of one element if None (a force field with
     fixed bonds needs more of them). One energy call is one of the calculator,
-    for energy and forces.
+    for energy and forces. Chains begin at the positions of the atoms, unless those are all one.
     """
     try:
         from ase.units import kB
@@ -80,4 +85,8 @@ def from_atoms(
     if species is None:
         species = tuple(int(number) for number in atoms.numbers)
     space = MeanFree(len(atoms), 3, species if len(set(species)) > 1 else None)
-    return Atomistic(space, Host(energy, space.shape, False, None), lambda: kept.copy(), length)
+    host = Host(energy, space.shape, False, None)
+    start = None
+    if np.ptp(kept.positions, axis=0).any():  # atoms without positions are all at the origin
+        start = space.project(jnp.asarray(kept.positions[None] / length, float))
+    return Atomistic(space, host, lambda: kept.copy(), length, start)

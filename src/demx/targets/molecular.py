@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import ArrayLike
+from jaxtyping import Array, ArrayLike, Float
 
 from demx.errors import UserError
 from demx.space import MeanFree
@@ -22,9 +23,13 @@ SPACING, JITTER = 0.4, 0.1  # nm; atoms that are near, and do not overlap
 
 
 class Molecular(BlackBox):
-    """A black box of a molecule; x are positions in units of `length` nm, centred."""
+    """A black box of a molecule; x are positions in units of `length` nm, centred.
+
+    start: a structure that was given, as one x, (1, atoms, 3); chains begin there.
+    """
 
     length: float = eqx.field(static=True)
+    start: Float[Array, "1 atoms 3"] | None = None
 
     def positions(self, x: ArrayLike) -> np.ndarray:
         """Samples (n, atoms, 3) in nm, as OpenMM has them."""
@@ -34,6 +39,7 @@ class Molecular(BlackBox):
 def from_system(
     system: "openmm.System",
     *,
+    positions: Any = None,
     temperature: Any = 300.0,
     length: float = 0.1,
     trap: float = 0.0,
@@ -42,12 +48,13 @@ def from_system(
 ) -> Molecular:
     """log p̃(x) = -(E(length·x) + ½ trap Σ_i |length·x_i|²)/kT for the energy of a system.
 
-    temperature in K (or with OpenMM's unit), length in nm (x is in Å by default), trap in
-    kJ/mol/nm² (molecules that no bond holds together have no normalisable density without one).
-    species: atoms of one number can be exchanged; those that the energy cannot tell apart if None,
-    such as the hydrogens of one methyl. platform: of OpenMM; `Reference` is in double precision,
-    and for small molecules often the fastest. One energy call is one of OpenMM, for
-    energy and forces.
+    positions: of a structure, (atoms, 3) in nm or with OpenMM's unit, such as `PDBFile.positions`:
+    chains begin there. temperature in K (or with OpenMM's unit), length in nm (x is in Å by
+    default), trap in kJ/mol/nm² (molecules that no bond holds together have no normalisable density
+    without one). species: atoms of one number can be exchanged; those that the energy cannot tell
+    apart if None, such as the hydrogens of one methyl. platform: of OpenMM; `Reference` is in
+    double precision, and for small molecules often the fastest. One energy call is one of OpenMM,
+    for energy and forces.
     """
     try:
         from openmm import unit
@@ -84,7 +91,22 @@ def from_system(
         return energy, slope
 
     space = MeanFree(len(apart), 3, species if len(set(species)) > 1 else None)
-    return Molecular(space, Host(energies, space.shape, True, None), length)
+    start = None
+    if positions is not None:
+        start = space.project(jnp.asarray(_structure(positions, len(apart)) / length, float))
+    return Molecular(space, Host(energies, space.shape, True, None), length, start)
+
+
+def _structure(positions: Any, count: int) -> np.ndarray:
+    """Positions as (1, count, 3) in nm."""
+    from openmm import unit
+
+    if unit.is_quantity(positions):
+        positions = positions.value_in_unit(unit.nanometer)
+    found = np.asarray(positions, float)
+    if found.shape != (count, 3):
+        raise UserError(f"positions: expected shape ({count}, 3), got {found.shape}")
+    return found[None]
 
 
 def _check(system: "openmm.System") -> None:
