@@ -2,16 +2,18 @@
 
     python benchmarks/alanine.py --plot docs/alanine.png
 
-All begin with atoms anywhere (normal, 3 Å wide), and know nothing but the energy. A longer run of
-parallel tempering with another seed is the ruler. Mirror images are taken as L. Printed for each:
-energy calls with those of drawing samples, the median energy in kT, the share of samples with
-both peptide bonds trans, and the total variation between the histogram of (φ, ψ) in cells of
-30° and the ruler's; beside it that of the ruler's two halves, half of its ensembles against
-the others, below which nothing can be told. Samples are kept in runs/alanine, and what is there
-already is not made again. Needs OpenMM.
+All begin from one structure, that of the PDB file: chains there, idem with it in its buffer. With
+--anywhere they begin with atoms anywhere (normal, 3 Å wide), and know nothing but the energy. A
+longer run of parallel tempering with another seed is the ruler, always from the structure. Mirror
+images are taken as L. Printed for each: energy calls with those of drawing samples, the median
+energy in kT, the share of samples with both peptide bonds trans, and the total variation between
+the histogram of (φ, ψ) in cells of 30° and the ruler's; beside it that of the ruler's two halves,
+half of its ensembles against the others, below which nothing can be told. Samples are kept in
+runs/alanine, and what is there already is not made again; --methods leaves some out. Needs OpenMM.
 """
 
 import argparse
+import dataclasses
 import importlib.util
 import time
 import warnings
@@ -61,7 +63,8 @@ def alanine():
 
 def run(method: str, target, calls: int, seed: int) -> np.ndarray:
     """Samples in the order they were drawn: half of the calls to tune, the rest to draw."""
-    kept = KEPT / f"{method}-{calls}-seed{seed}.npy"
+    begin = "anywhere" if target.start is None else "structure"
+    kept = KEPT / f"{method}-{calls}-seed{seed}-{begin}.npy"
     if kept.exists():
         return np.load(kept)
     start, before = time.perf_counter(), target.calls
@@ -72,12 +75,12 @@ def run(method: str, target, calls: int, seed: int) -> np.ndarray:
         warnings.simplefilter("always")
         sampler = demx.fit(
             target, method=method, scale=SCALE, seed=seed, budget=f"{budget}calls",
-            settings=settings, progress=False,
+            settings=settings, warm_start=target.start, progress=False,
         )  # fmt: skip
     left = calls - (target.calls - before)
     x = np.asarray(sampler.sample(max(left // each, 64) if each else 200, seed=seed).x)
     print(
-        f"{method}, seed {seed}: {target.calls - before:,} calls, {len(x)} samples, "
+        f"{method}, seed {seed}, from {begin}: {target.calls - before:,} calls, {len(x)} samples, "
         f"{time.perf_counter() - start:.0f} s",
         *(str(one.message) for one in told), sep="; ", flush=True,
     )  # fmt: skip
@@ -90,6 +93,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--calls", type=int, default=60_000)
     parser.add_argument("--reference-calls", type=int, default=240_000)
+    parser.add_argument("--methods", default=",".join(SETTINGS))
+    parser.add_argument("--anywhere", action="store_true")
     parser.add_argument("--plot")
     options = parser.parse_args()
     example = alanine()
@@ -111,7 +116,9 @@ def main() -> None:
         return 0.5 * np.abs(shares(one) - shares(other)).sum()
 
     ruler = run("tempering", target, options.reference_calls, seed=1)
-    drawn = {"ruler": ruler} | {m: run(m, target, options.calls, seed=0) for m in SETTINGS}
+    begun = dataclasses.replace(target, start=None) if options.anywhere else target
+    methods = options.methods.split(",")
+    drawn = {"ruler": ruler} | {m: run(m, begun, options.calls, seed=0) for m in methods}
     drawn = {name: x[np.isfinite(x).all(axis=(1, 2))] for name, x in drawn.items()}
     found = {name: angles(x) for name, x in drawn.items()}
     ensemble = np.arange(len(ruler)) % CHAINS
