@@ -65,6 +65,22 @@ def test_settings_that_are_refused(settings, match):
         api.resolve("dw4", settings=settings)
 
 
+def test_what_a_walk_makes_idle_is_refused():
+    """lj13 walks: importance samples, and so their number, would do nothing."""
+    for given in ({"draws": {"num_samples": 4}}, {"estimator": {"kind": "log_sum_exp"}}):
+        with pytest.raises(UserError, match=f"{next(iter(given))}: without effect"):
+            api.resolve("lj13", settings=given)
+        _, full = api.resolve("lj13", settings={**given, "walk": None})
+        assert "walk" not in full
+
+
+def test_a_configuration_of_another_version_is_refused():
+    built, full = api.resolve("gmm40")
+    del full["stopping"]
+    with pytest.raises(UserError, match="no section stopping: was it written by another version"):
+        config.build_method("idem", built, full)
+
+
 @pytest.mark.parametrize(
     "settings, match",
     [

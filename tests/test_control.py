@@ -300,6 +300,8 @@ def test_contract_on_particles(name, key):
     few, many = made.sample(key, state, 60), made.sample_weighted(key, state, 60)
     np.testing.assert_array_equal(few.x, many.x)
     assert few.log_weight is None and jnp.isfinite(many.log_weight).all()
+    back = made.weigh_backward(key, state, few.x)
+    assert back.energy_calls == 60 * 12 and back.log_weight.shape == (60,) and back.bad == 0
     np.testing.assert_allclose(target.space.project(few.x), few.x, atol=1e-4)
 
 

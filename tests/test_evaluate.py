@@ -172,6 +172,19 @@ def test_weights_are_judged(seed):
     assert any("cannot be trusted" in s for s in verdict.sentences(found))
 
 
+def test_mass_that_weights_did_not_meet_is_told(seed):
+    """p = 0.9 N(0, 1) + 0.1 N(20, 1), q = N(0, 1) + a touch of the other: w = 0.9 or huge."""
+    log_w = np.log(0.9) + 1e-3 * np.random.default_rng(seed).normal(size=1000)
+    found = compare(gmm40(), np.zeros((50, 2)))
+    known = found._replace(metrics=found.metrics | weight_metrics(log_w, log_z=0.0))
+    assert any("do not trust them" in s for s in verdict.sentences(known))
+    of_reference = np.where(np.arange(1000) % 10 == 0, np.log(0.1 / 1e-6), np.log(0.9))
+    for backward, told in ((of_reference, True), (log_w, False)):
+        more, notes = judge(log_w, None, None, None, backward=backward)
+        said = verdict.sentences(found._replace(metrics=found.metrics | more))
+        assert any("drawn too rarely" in s for s in said) == told and not notes
+
+
 def test_what_a_density_cannot_say_is_said(seed):
     """Zero weights and unfinished solves are counted in notes, never averaged away."""
     rng = np.random.default_rng(seed)

@@ -30,6 +30,7 @@ CLUSTER = {
     **SMALL,
     "network": {"kind": "lean", "width": 4, "depth": 1, "num_basis": 4},
     "moves": None,
+    "walk": None,
 }
 
 

@@ -27,7 +27,7 @@ from demx.evaluate.reference import Reference
 from demx.evaluate.weights import ess
 from demx.resolve import open_target, reference_key
 from demx.samples import Stored, fitting
-from demx.types import Target
+from demx.types import Samples, Target
 
 WORKERS = 2  # processes for aligned distances
 
@@ -40,6 +40,7 @@ class Density(NamedTuple):
     energy_calls: int
     name: str
     island: np.ndarray | None = None  # groups of weights that depend on each other
+    backward: Callable[[np.ndarray], Samples] | None = None  # weighs paths that end in points
 
 
 class Assessment(NamedTuple):
@@ -86,12 +87,18 @@ def assess_target(
     calls = found.energy_calls + sampling_calls + (density.energy_calls if density else 0)
     found = found._replace(energy_calls=calls)
     if density is not None and found.metrics:
-        log_prob = energies = None
+        log_prob = energies = backward = None
         if reference is not None and density.log_prob is not None:
             held_out = reference.test[: len(density.log_weight)]
             log_prob, energies = density.log_prob(held_out), batched_energies(target, held_out)
+        if reference is not None and density.backward is not None:
+            returned = density.backward(reference.test[: len(density.log_weight)])
+            backward = np.asarray(returned.log_weight)
+            found = found._replace(energy_calls=found.energy_calls + returned.energy_calls)
         log_z = getattr(target, "log_z", None)
-        more, notes = densities.judge(density.log_weight, log_prob, energies, log_z, density.island)
+        more, notes = densities.judge(
+            density.log_weight, log_prob, energies, log_z, density.island, backward
+        )
         found = found._replace(metrics=found.metrics | more, notes=(*found.notes, *notes))
     judged = Assessment(
         found, density and density.name, log_weight=density and density.log_weight

@@ -202,6 +202,12 @@ def build_method(name: str, target: Target, sections: Config, warm_start=None) -
     """The parts of each section, then the method made of them."""
     entry = method_entry(name)
     factory = registry.load(entry.factory)
+    needed = {*KINDS, *SINGLE} if entry.matching else {"sampler", "evaluation", "stopping"}
+    if missing := sorted(needed - set(sections)):
+        raise UserError(
+            f"expected a complete configuration, but there is no section {', '.join(missing)}: was "
+            "it written by another version of demx? Train anew in another directory"
+        )
     for section in ("evaluation", "stopping"):  # not the method's, but to be refused before it runs
         registry.build(section, SINGLE[section], sections[section])
     if entry.matching:

@@ -264,13 +264,15 @@ class Fitted:
     def _density(self, n: int, seed: int) -> Density:
         weighted = self.sample(n, seed=seed, weights=True)
         island = None if weighted.island is None else np.asarray(weighted.island)
-        known = self.method.log_prob is not None
+        known, weigh = self.method.log_prob is not None, self.method.weigh_backward
+        key = _key(seed, "backward")
         return Density(
             np.asarray(weighted.log_weight),
             (lambda x: np.asarray(self.log_prob(x))) if known else None,
             weighted.energy_calls,
             "the sampler's own density" if known else "the sampler's weights",
             island,
+            weigh and (lambda x: weigh(key, self.state, x)),
         )
 
     def reference(self) -> Reference | None:
@@ -284,7 +286,7 @@ class Fitted:
 NO_DENSITY = "this sampler has no density and no weights (chains, or a pinned score)"
 # far from the small numbers that training folds into the same seed: the streams never meet
 _DOMAINS = {"sample": 0x5A5A5A5A, "evaluate": 0x3C3C3C3C, "correct": 0x66666666,
-            "block": 0x11111111}  # fmt: skip
+            "block": 0x11111111, "backward": 0x22222222}  # fmt: skip
 
 
 def _key(seed: int, domain: str):

@@ -142,6 +142,12 @@ def resolve(
             else {"sampler": {"scale": seen.spread}}
         )
     sections = configuration.resolve_sections(method, built.space, [preset, settings])
+    idle = [name for name in ("estimator", "draws") if settings.get(name) and "walk" in sections]
+    if idle:
+        raise UserError(
+            f"{', '.join(idle)}: without effect, because here walks take the place of importance "
+            "samples; leave the walks out too (walk=none), or do not set it"
+        )
     if chains:
         calls += check_energies(built, points[: max(1, sections["sampler"]["num_chains"])])
     if not shipped:

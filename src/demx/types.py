@@ -113,7 +113,8 @@ class Method(NamedTuple):
     energy calls (of a step an upper bound if its `Info` counts them). `log_prob` and
     `sample_weighted` exist for methods that know their own density; otherwise they are None.
     So does `anneal`, SMC along a learned path, for methods that have one. `weighted`: what `sample`
-    gives follows p only with its weights.
+    gives follows p only with its weights. `weigh_backward(key, state, x)`: log weights of random
+    paths that end in reference samples x; their mean is the EUBO.
     """
 
     init: Callable[[PRNGKeyArray], Any]
@@ -126,3 +127,4 @@ class Method(NamedTuple):
     anneal: Callable[[PRNGKeyArray, Any, int, Any], Samples] | None = None
     outer_steps: int = 1
     weighted: bool = False
+    weigh_backward: Callable[[PRNGKeyArray, Any, Array], Samples] | None = None

@@ -34,16 +34,19 @@ def likelihood_metrics(
     EUBO - log Z = KL(p‖q). The entropy, mean E + log Z, stands beside the NLL, but both are means
     over the same samples: their difference has the EUBO's standard error, not their own.
     """
-    n = len(log_prob)
-    upper, nll = weights.log_z_upper(-energies - log_prob), weights.nll(log_prob)
+    n, nll = len(log_prob), weights.nll(log_prob)
+    upper = upper_metric(-energies - log_prob, log_z)
     if log_z is None:
-        return {"nll": Metric(*nll, n=n), "log_z_upper": Metric(*upper, n=n)}
+        return {"nll": Metric(*nll, n=n), "log_z_upper": upper}
     entropy = float(energies.mean()) + log_z
     error = float(energies.std(ddof=1) / n**0.5)
-    return {
-        "nll": Metric(*nll, entropy, error, n),
-        "log_z_upper": Metric(*upper, log_z, 0.0, n, two_sided=True),
-    }
+    return {"nll": Metric(*nll, entropy, error, n), "log_z_upper": upper}
+
+
+def upper_metric(log_weight: np.ndarray, log_z: float | None = None) -> Metric:
+    """The EUBO of the log weights (n,) of reference samples, or of paths that end in them."""
+    found, n = weights.log_z_upper(log_weight), len(log_weight)
+    return Metric(*found, n=n) if log_z is None else Metric(*found, log_z, 0.0, n, two_sided=True)
 
 
 def judge(
@@ -52,8 +55,12 @@ def judge(
     energies: np.ndarray | None,
     log_z: float | None,
     island: np.ndarray | None = None,
+    backward: np.ndarray | None = None,
 ) -> tuple[dict[str, Metric], list[str]]:
-    """All that can be said, and notes on what cannot: nothing is dropped without a word."""
+    """All that can be said, and notes on what cannot: nothing is dropped without a word.
+
+    backward: (n,) log weights of paths that end in reference samples.
+    """
     found, notes = {}, []
     lost = int((~np.isfinite(log_weight)).sum())
     if lost:
@@ -71,4 +78,12 @@ def judge(
             found |= likelihood_metrics(log_prob[good], energies[good], log_z)
         else:
             notes.append("These are too many for an NLL.")
+    if backward is not None:
+        good = np.isfinite(backward)
+        if lost := int((~good).sum()):
+            notes.append(f"{lost} of {len(backward)} paths back from reference samples got lost.")
+        if lost <= TOLERATED * len(backward):
+            found["log_z_upper"] = upper_metric(backward[good], log_z)
+        else:
+            notes.append("These are too many for an upper bound of log Z.")
     return found, notes

@@ -1,5 +1,7 @@
 """An evaluation in plain words: what is at the floor, what is not, how far to trust it."""
 
+import numpy as np
+
 from demx.evaluate.evaluation import Evaluation, Metric
 
 # Vehtari et al. (2024): beyond it the mean of the weights converges too slowly to be believed
@@ -88,8 +90,13 @@ def _weights(found: Evaluation) -> list[str]:
     if "psis_k" not in found.metrics:
         return []
     k, share = found.metrics["psis_k"].value, found.metrics["ess"].value
-    said = []
-    if k >= RELIABLE_K:
+    said, known = [], found.metrics["log_z_is"]
+    if k < RELIABLE_K and known.gap is not None and abs(known.gap) >= SLIGHT:
+        said.append(
+            f"k̂ = {k:.2f} is small, yet log Z is {abs(known.gap):.0f} standard errors from its "
+            "known value: the weights have not met all of the mass, do not trust them."
+        )
+    elif k >= RELIABLE_K:
         said.append(
             f"The importance weights cannot be trusted (k̂ = {k:.2f} ≥ {RELIABLE_K}): reweighted "
             "means and log Z may be far off."
@@ -101,6 +108,14 @@ def _weights(found: Evaluation) -> list[str]:
     else:
         said.append(f"The importance weights can be trusted (k̂ = {k:.2f}, ESS {share:.2f}).")
     if "log_z_upper" in found.metrics:
-        gap = found.metrics["log_z_upper"].value - found.metrics["log_z_lower"].value
-        said.append(f"The bounds on log Z are {gap:.3g} nats apart.")
+        upper, lower = found.metrics["log_z_upper"], found.metrics["log_z_lower"]
+        said.append(f"The bounds on log Z are {upper.value - lower.value:.3g} nats apart.")
+        above, below = upper.value - known.value, known.value - lower.value
+        # close to p both are half the variance of log w: what is more comes from mass hardly met
+        error = np.hypot(upper.standard_error, lower.standard_error)
+        if above > 2 * below and above - below > 2 * error:
+            said.append(
+                "Reference samples have larger weights than the sampler's own: part of the mass is "
+                "drawn too rarely, and log Z may be too low."
+            )
     return said

@@ -160,6 +160,18 @@ class Control(eqx.Module):
         x = made.x.reshape(n, *self.paths.target.space.shape)
         return Path(x, made.log_weight.ravel(), jnp.sum(made.bad))
 
+    def return_from(self, key: PRNGKeyArray, model: Guided, x: Float[Array, "n ..."]) -> Path:
+        """A backward path from each of n points, in chunks as in `draw`."""
+        rows = chunk_rows(len(x), model.rows_in_cache)
+
+        def some(model, chunk):
+            key, x = chunk
+            return self.paths.backward(key, model, x)
+
+        keys = jax.random.split(key, len(x) // rows)
+        made = map_chunks(some, model, (keys, x.reshape(-1, rows, *x.shape[1:])))
+        return Path(x, made.log_weight.ravel(), jnp.sum(made.bad))
+
     def gradient(self, key: PRNGKeyArray, flat: Array, model_of) -> Batch:
         """Of one batch, chunk by chunk if the loss is a sum over paths.
 
@@ -247,6 +259,7 @@ def dis(target: Target, settings: DISSettings, network: Network) -> Method:
 def _method(control: Control) -> Method:
     num_steps = control.settings.num_steps
     compiled, draw = eqx.filter_jit(control.step), eqx.filter_jit(control.draw)
+    go_back = eqx.filter_jit(control.return_from)
 
     def step(key: PRNGKeyArray, state: State) -> tuple[State, Info]:
         return compiled(*everywhere((key, state)))
@@ -273,7 +286,15 @@ def _method(control: Control) -> Method:
         # the weights come with the paths, for one energy a path
         return sample_weighted(key, state, n)._replace(log_weight=None)
 
+    def weigh_backward(key: PRNGKeyArray, state: State, x: Array) -> Samples:
+        path = home(go_back(*everywhere((key, state.average, jnp.asarray(x)))))
+        return Samples(
+            path.x, path.log_weight, energy_calls=len(x) * (num_steps + 1),
+            bad=int(jnp.sum(jnp.isneginf(path.log_weight))), bad_calls=int(path.bad),
+        )  # fmt: skip
+
     return Method(
         eqx.filter_jit(control.init), step, sample, control.calls_per_step,
         sample_weighted=sample_weighted, outer_steps=control.settings.outer_steps,
+        weigh_backward=weigh_backward,
     )  # fmt: skip
