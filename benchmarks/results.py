@@ -1,9 +1,9 @@
 """The numbers of docs/results.md: fit over seeds, evaluate, print mean ± standard error.
 
     python benchmarks/results.py gmm40 --seeds 0 1 2
-    python benchmarks/results.py lj13 --seeds 0 1 2 3 4 --budget 3m
+    python benchmarks/results.py lj13 --seeds 0 1 2 -n 2000 --repeats 2 --correct hmc
 
-Runs are kept under runs/results, so a second call only evaluates.
+Against the test sets. Runs are kept under --directory, so a second call only evaluates.
 """
 
 import argparse
@@ -20,33 +20,56 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--budget", default=None)
     parser.add_argument("--method", default="idem")
+    parser.add_argument("--recipe", action="store_true", help="settings by a probe, no preset")
+    parser.add_argument("--directory", default="runs/results")
     parser.add_argument("-n", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--likelihood", default="auto")
+    parser.add_argument("--likelihood-n", type=int, default=1000)
+    parser.add_argument("--correct", choices=["mala", "hmc", "smc"], default=None)
+    parser.add_argument("--correct-steps", type=int, default=300)
     options = parser.parse_args()
     found = []
     for seed in options.seeds:
-        directory = f"runs/results/{options.target}-{options.method}-{seed}"
+        kind = f"{options.method}{'-recipe' if options.recipe else ''}"
+        directory = f"{options.directory}/{options.target}-{kind}-{seed}"
         fitted = demx.fit(
             options.target,
             method=options.method,
             seed=seed,
             budget=options.budget,
+            recipe=options.recipe,
             directory=directory,
         )
-        found.append(fitted.evaluate(options.n, repeats=10, seed=1000 + seed))
+        judged = fitted.evaluate(
+            options.n,
+            repeats=options.repeats,
+            seed=1000 + seed,
+            likelihood=options.likelihood,
+            likelihood_n=options.likelihood_n,
+            correct=options.correct,
+            correct_steps=options.correct_steps,
+        )
+        found.append(judged)
         p = fitted.progress
         history = Store(directory).history()
         medians = [h["evaluation"]["energy_median"] for h in history if "evaluation" in h]
         print(f"seed {seed}: {p.step} outer loops, {p.seconds:.0f} s, {p.energy_calls:,} calls")
         print("  median energy while training:", " ".join(f"{m:.5g}" for m in medians))
-        print("  bad", sum(h["bad"] for h in history), "samples not finite", found[-1].samples.bad)
+        bad = sum(h["bad"] for h in history if h.get("bad") is not None)
+        print(f"  bad {bad}, samples not finite {judged.samples.bad}")
+        print(f"  evaluated for {judged.samples.energy_calls:,} calls:", *judged.verdict)
     print(f"\n{'metric':15}{'n':>7}  {'mean over seeds':>22}  {'floor':>20}  each seed")
     for name in found[0].metrics:
-        metrics = [f.metrics[name] for f in found]
+        metrics = [f.metrics[name] for f in found if name in f.metrics]
         values = np.array([m.value for m in metrics])
-        error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else np.nan
-        floors = [m.floor for m in metrics if m.floor is not None]
-        floor = f"{np.mean(floors):.4g}" if floors else "-"
-        each = " ".join(f"{v:.4g}" for v in values)
+        # of one run: the evaluation's own error, which knows nothing of other trainings
+        error = metrics[0].standard_error
+        if len(values) > 1:
+            error = values.std(ddof=1) / len(values) ** 0.5
+        floors = [(m.floor, m.floor_standard_error or 0.0) for m in metrics if m.floor is not None]
+        floor = "{:.4g} ± {:.2g}".format(*np.mean(floors, axis=0)) if floors else "-"
+        each = " ".join(f"{m.value:.4g}±{m.standard_error:.2g}" for m in metrics)
         print(
             f"{name:15}{metrics[0].n:7}  {values.mean():12.4g} ± {error:7.2g}  {floor:>20}  {each}"
         )
