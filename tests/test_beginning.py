@@ -17,6 +17,7 @@ from demx.config import build_method
 from demx.errors import UserError
 from demx.evaluate.equilibrium import HEATING, Equilibrium, Sampler
 from demx.methods import METHODS
+from demx.report import tables
 from demx.space import Euclidean, MeanFree
 from demx.store import Store
 from demx.targets.atomistic import from_atoms
@@ -142,7 +143,7 @@ def test_atoms_are_where_chains_begin(dimer):
     assert known(type(dimer)(dimer.space, dimer.host, dimer.blank, dimer.length)) is None
 
 
-def test_a_reference_begins_at_points_and_says_so(cluster, rows, key):
+def test_a_reference_begins_at_points_and_says_so(cluster, rows, key, capsys):
     """Half of the ensembles at the points, half heated; the calls are counted, the words kept."""
     sizes = dict(num_chains=8, max_rungs=2, num_leapfrog=2, beta_min=0.5)
     sampler = Sampler(cluster, Equilibrium(**sizes), key, rows)
@@ -160,6 +161,8 @@ def test_a_reference_begins_at_points_and_says_so(cluster, rows, key):
     start = made.provenance["start"]
     assert start["compact"] == "given points" and start["points"][0] == [3, 3, 2]
     assert start["dispersed"] == "given points after 100 moves at β = 0.5"
+    tables.show_reference("cluster", made, None)
+    assert "starts: given points, and given points after 100" in capsys.readouterr().out
 
 
 def test_the_commands_take_a_file(tmp_path, monkeypatch, capsys, rows):
