@@ -211,15 +211,35 @@ def watched(values, **options):
 
 
 def test_the_state_before_things_got_worse_is_kept():
-    trained = watched([8, 4, 2, 1, 1, 1, 9, 9, 9])
-    # the mean of three looks is 11/3 in step 7: clearly worse than the 1 of step 6
-    assert float(trained.kept) == trained.progress.kept == 6
-    assert float(trained.state) == 9 and trained.ended == "steps"
+    trained = watched([8, 4, 2, 1, 1, 1, 1, 1, 9, 9, 9])
+    # the mean of three looks is 11/3 in step 9: clearly worse than the 1 of step 8, also by the
+    # differences 4, 2, 1, 0, 0, 0, 0, 8 of the looks, whose median is ½
+    assert float(trained.kept) == trained.progress.kept == 8
+    assert float(trained.state) == 11 and trained.ended == "steps"
 
 
 def test_looks_that_only_scatter_keep_the_latest_state():
     trained = watched([1.0, 1.1, 0.9, 1.0, 0.9, 1.1, 1.0, 1.1])
     assert float(trained.kept) == 8
+
+
+def test_the_noise_of_looks_is_not_taken_for_harm(seed):
+    """50 looks that fall and then scatter by 28 %, as those of a sampler at the floor do.
+
+    The latest state is kept in at least 95 % of 400 runs (4σ: 380 - 4·√(400·0.95·0.05) = 363); by
+    the smallest mean of three looks and a fixed slack it would be in one of six.
+    """
+    rng, latest, harmed = np.random.default_rng(seed), 0, 0
+    for _ in range(400):
+        level = 0.2 + np.append(2 * 0.7 ** np.arange(10), np.zeros(40))
+        watch, quiet = Watch(), 1 + 0.28 * rng.normal(size=50)
+        for value in level * np.maximum(quiet, 0.2):
+            watch = watch.look(value)
+        latest += watch.good
+        for value in 2.0 * np.maximum(1 + 0.28 * rng.normal(size=6), 0.2):
+            watch = watch.look(value)
+        harmed += not watch.good
+    assert latest >= 363 and harmed >= 363, (latest, harmed)
 
 
 def test_training_ends_when_looks_no_longer_fall(tmp_path):

@@ -3,15 +3,22 @@
 A look gives one number v ≥ 0, smaller is better. Single looks are noisy, so the mean v̄ of the last
 WINDOW ones is watched:
 
-    keep a state while v̄ ≤ SLACK · min v̄      (later is better, unless it is clearly worse)
+    keep a state while v̄ ≤ max(SLACK · min v̄, min v̄ + 4 sd(v) √(2/WINDOW))
     stop when min v̄ has not fallen by a share of PROGRESS for `patience` looks
+
+Later is better, unless it is clearly worse. sd(v) is read from the differences of successive looks,
+by their median: a run that goes astray does not widen it at once.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 
 WINDOW = 3
+MEMORY = 20  # looks that tell how noisy a look is
 SLACK = 1.25
 PROGRESS = 0.02
+TO_DEVIATION = 1.4826 / 2**0.5  # from the median of |difference| of two normal numbers
 
 
 @dataclass(frozen=True)
@@ -36,13 +43,15 @@ class Watch:
 
     def look(self, value: float) -> "Watch":
         """The watch after a look that gave `value`."""
-        recent = (*self.recent, float(value))[-WINDOW:]
+        recent = (*self.recent, float(value))[-MEMORY:]
         if len(recent) < WINDOW:  # nothing to compare yet
             return Watch(recent)
-        mean = sum(recent) / WINDOW
+        mean = sum(recent[-WINDOW:]) / WINDOW
         if self.lowest is None or mean < (1 - PROGRESS) * self.lowest:
             return Watch(recent, mean)
-        return Watch(recent, self.lowest, self.since + 1, mean <= SLACK * self.lowest)
+        noise = TO_DEVIATION * median(abs(b - a) for a, b in pairwise(recent))
+        bound = max(SLACK * self.lowest, self.lowest + 4 * noise * (2 / WINDOW) ** 0.5)
+        return Watch(recent, self.lowest, self.since + 1, mean <= bound)
 
     def converged(self, stopping: Stopping) -> bool:
         return 0 < stopping.patience <= self.since
