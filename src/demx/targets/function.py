@@ -1,5 +1,6 @@
 """Any JAX function as a target."""
 
+import warnings
 from collections.abc import Callable
 
 import equinox as eqx
@@ -11,6 +12,7 @@ from demx.space import MeanFree, Space, image, normal
 
 IMAGES = 16
 CHECKED = 256  # points where an energy and its gradient are looked at before anything is trained
+TOLERATED = 0.5  # share of them without a number at which an energy is not trained on
 
 
 class FunctionTarget(eqx.Module):
@@ -48,6 +50,9 @@ def check_shape(energy: Callable[[Array], Array], space: Space) -> None:
 def check_energy(energy: Callable[[Array], Array], space: Space, scale: float = 1.0) -> None:
     """Stop early if the energy is not a finite scalar: shape by tracing, values at 256 points.
 
+    +∞ is outside the support, and allowed. Points that are nan, or have no gradient, are warned of,
+    and refused if they are more than half.
+
     Of particles some of the points are images of others: their energies must be the same.
     """
     check_shape(energy, space)
@@ -64,12 +69,21 @@ def check_energy(energy: Callable[[Array], Array], space: Space, scale: float = 
             f"energy: no gradient could be had by jax.grad ({_one_line(error)}); write it with "
             "jax.numpy, or wrap it with demx.targets.black_box"
         ) from error
-    axes = tuple(range(1, slopes.ndim))
-    if not jnp.any(jnp.isfinite(values) & jnp.all(jnp.isfinite(slopes), axis=axes)):
+    good = jnp.isfinite(values) & jnp.all(jnp.isfinite(slopes), axis=tuple(range(1, slopes.ndim)))
+    if not jnp.any(good):
         raise ValueError(
             "energy: expected finite values and gradients, got none at 256 normal points of "
             f"scale {scale}; check units, or name another scale"
         )
+    wrong = int(jnp.sum(~good & (values != jnp.inf)))
+    if wrong:
+        said = (
+            f"energy: {wrong} of {CHECKED} normal points of scale {scale} have no finite energy "
+            "with a finite gradient; "
+        )
+        if wrong > TOLERATED * CHECKED:
+            raise ValueError(said + _MEND)
+        warnings.warn(said + f"they are counted as bad and left out. {_MEND}", stacklevel=2)
     if isinstance(space, MeanFree):
         here, there = values[:IMAGES], values[-IMAGES:]
         both = jnp.isfinite(here) & jnp.isfinite(there)
@@ -82,6 +96,12 @@ def check_energy(energy: Callable[[Array], Array], space: Space, scale: float = 
                 f"{float(here[first]):.5g} and {float(there[first]):.5g}; name the species of "
                 "particles that differ, species=(0, 0, 1, …), or take one flat vector, dim=…"
             )
+
+
+_MEND = (
+    "Where x is restricted, take a variable that is not (of x > 0 its logarithm u: energy(exp(u)) "
+    "- sum(u)), or return inf outside; or name another scale"
+)
 
 
 def _one_line(error: Exception) -> str:
