@@ -132,6 +132,20 @@ def test_what_a_function_can_get_wrong(function, options, match):
         jax.block_until_ready(energies(target, jnp.ones((3, 2))))
 
 
+@pytest.mark.parametrize("difference", [None, 1e-3])
+def test_a_division_by_zero_is_a_bad_point_and_no_warning(difference):
+    """NumPy's warnings, which are errors here, do not reach the terminal."""
+
+    def pole(x):
+        energy = np.sum(1.0 / np.abs(x))
+        return energy if difference else (energy, -np.sign(x) / x**2 * (0.0 / x * 0 + 1))
+
+    target = black_box(pole, dim=2, finite_difference=difference)
+    found = evaluate(target, jnp.asarray([[1.0, 2.0], [0.0, 1.0], [jnp.nan, 1.0]]))
+    assert float(found.log_density[0]) == pytest.approx(-1.5)
+    assert not found.bad[0] and found.bad[2] and not jnp.isfinite(found.log_density[1:]).any()
+
+
 def test_a_space_and_a_width_are_needed():
     with pytest.raises(ValueError, match="needs one of dim"):
         black_box(bowl)

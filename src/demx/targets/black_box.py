@@ -42,8 +42,9 @@ class Host:
         points = np.asarray(x)
         leading = points.shape[: points.ndim - len(self.shape)]
         rows = points.reshape(-1, *self.shape).astype(float)
-        energy, slope = self._differences(rows) if self.step else self._ask(rows)
-        with np.errstate(over="ignore"):  # too large is ∞, which the door marks and counts
+        # divisions by zero and overflows are nan or ∞, which the door marks and counts
+        with np.errstate(all="ignore"):
+            energy, slope = self._differences(rows) if self.step else self._ask(rows)
             return (
                 energy.reshape(leading).astype(points.dtype),
                 slope.reshape(points.shape).astype(points.dtype),
