@@ -33,14 +33,14 @@ def test_atoms_in_units_of_kt(key):
     """A Lennard-Jones dimer at its minimum: -ε/kT, no force; ASE's own numbers elsewhere."""
     atoms = ase.Atoms("Ar2", positions=[[0, 0, 0], [2 ** (1 / 6) * 3.4, 0, 0]])
     calculator = LennardJones(sigma=3.4, epsilon=0.0104, rc=1e3, smooth=False)
-    target = from_atoms(atoms, calculator, temperature=40.0, length=3.4)
+    target = from_atoms(atoms, calculator, temperature=40.0, length=3.4, trap=0)
     x = jnp.asarray(atoms.positions - atoms.positions.mean(axis=0), float)[None] / 3.4
     found = evaluate(target, x)
     assert float(found.log_density[0]) == pytest.approx(0.0104 / (kB * 40), rel=1e-3)
     np.testing.assert_allclose(found.score, 0, atol=1e-2)
     assert target.space == MeanFree(2, 3) and target.calls == 1
     np.testing.assert_allclose(target.start, x, rtol=1e-6)
-    assert from_atoms(ase.Atoms("Ar2"), calculator).start is None
+    assert from_atoms(ase.Atoms("Ar2"), calculator, trap=0.1).start is None
     apart = normal(key, target.space, (4,))
     moved = atoms.copy()
     moved.calc = calculator
@@ -62,12 +62,24 @@ def test_forces_trap_and_species_of_atoms(key):
         up, down = target.host(x + shift)[0], target.host(x - shift)[0]
         assert float(slope[i, j]) == pytest.approx(float(up - down) / 2e-4, rel=1e-4, abs=1e-3)
     # the trap: ½ k Σ|r|² in units of kT
-    free = from_atoms(atoms, EMT(), temperature=600.0)
+    free = from_atoms(atoms, EMT(), temperature=600.0, trap=0)
     more = target.host(x)[0] - free.host(x)[0]
     assert float(more) == pytest.approx(0.1 * np.sum(x**2) / (kB * 600), rel=1e-6)
     frames = target.frames(np.stack([x, 2 * x]))
     assert [f.get_chemical_formula() for f in frames] == ["AuCu2"] * 2
     np.testing.assert_allclose(frames[1].positions, 2 * x)
+
+
+def test_atoms_without_a_trap_are_warned_of():
+    """½ k R² = kT for a dimer of 4 Å, R = 2 Å: k = kT/2."""
+    atoms = ase.Atoms("Cu2", positions=[[0, 0, 0], [4, 0, 0]])
+    with pytest.warns(UserWarning, match=rf"no normalisable .*trap={kB * 300 / 2:.2g} \(eV/Å²\)"):
+        free = from_atoms(atoms, EMT())
+    kept = from_atoms(atoms, EMT(), trap=0)
+    x = np.asarray(atoms.positions, float)
+    assert free.host(x)[0] == kept.host(x)[0]
+    with pytest.warns(UserWarning, match="a trap"):
+        from_atoms(ase.Atoms("Cu2"), EMT())
 
 
 def test_atoms_that_are_refused():

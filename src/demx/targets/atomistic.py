@@ -1,5 +1,6 @@
 """Atoms with an ASE calculator as a target: p(x) ∝ exp(-E(x)/kT)."""
 
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -46,13 +47,14 @@ def from_atoms(
     *,
     temperature: float = 300.0,
     length: float = 1.0,
-    trap: float = 0.0,
+    trap: float | None = None,
     species: tuple[int, ...] | None = None,
 ) -> Atomistic:
     """log p̃(x) = -(E(length·x) + ½ trap Σ_i |length·x_i|²)/kT for the energy of a calculator.
 
     calculator: that of the atoms if None. temperature in K, length in Å, trap in eV/Å² (it keeps
-    together what would fly apart: a cluster in a vacuum has no normalisable density without one).
+    together what would fly apart: a cluster in a vacuum has no normalisable density without one;
+    None is 0, with a warning).
     species: atoms of one number can be exchanged; those of one element if None (a force field with
     fixed bonds needs more of them). One energy call is one of the calculator,
     for energy and forces. Chains begin at the positions of the atoms, unless those are all one.
@@ -75,6 +77,9 @@ def from_atoms(
             raise UserError(f"{name}: expected a positive number, got {value}")
     kept, own, unit = atoms.copy(), atoms.copy(), kB * temperature
     own.calc = calculator
+    if trap is None:
+        _warn_of_no_trap(kept.positions, unit)
+        trap = 0.0
 
     def energy(x: np.ndarray) -> tuple[float, np.ndarray]:
         own.positions = length * x
@@ -90,3 +95,15 @@ def from_atoms(
     if np.ptp(kept.positions, axis=0).any():  # atoms without positions are all at the origin
         start = space.project(jnp.asarray(kept.positions[None] / length, float))
     return Atomistic(space, host, lambda: kept.copy(), length, start)
+
+
+def _warn_of_no_trap(positions: np.ndarray, unit: float) -> None:
+    """With the k for which ½ k R² = kT at the radius R of the atoms."""
+    radius = float(np.linalg.norm(positions - positions.mean(axis=0), axis=1).max())
+    size = f"trap={2 * unit / radius**2:.2g}" if radius else "a trap"
+    warnings.warn(
+        "from_atoms: without a trap atoms that can fly apart have no normalisable density, and "
+        f"nothing holds the samples together; {size} (eV/Å²) is 1 kT for an atom at the radius of "
+        "these positions, ½·trap·Σ|x|² in all. Say trap=0 where nothing can fly apart",
+        stacklevel=3,
+    )
