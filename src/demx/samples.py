@@ -70,11 +70,14 @@ def _read_netcdf(path: Path) -> Stored:
         ) from error
     try:
         with h5netcdf.File(path, "r") as file:
-            groups = [file[name] for name in ("posterior", "sample_stats") if name in file]
+            # as drawn where there are weights; and a site may be called x
+            before = "weighted_" if "weighted_sample_stats" in file else ""
+            kinds = ("unconstrained_posterior", "posterior", "sample_stats")
+            groups = [file[before + kind] for kind in kinds if before + kind in file]
             found = {
                 name: np.asarray(group.variables[name])
-                for group in groups
                 for name in ("x", "log_weight", "island")
+                for group in reversed(groups)
                 if name in group.variables
             }
     except OSError as error:

@@ -22,7 +22,9 @@ class Target(Protocol):
     - `sample(key, n)`: exact samples, and `log_z`: the exact log ∫ exp(-E);
     - `smoothed(variance)`: the target p_0 * N(0, variance), the oracle of the tests;
     - `modes`, `mode_scale`: centres and common standard deviation of its modes;
-    - `start`: points, (n, *shape), where chains begin unless they are told others.
+    - `start`: points, (n, *shape), where chains begin unless they are told others;
+    - `named(x)`: what samples x, (n, *shape), are to a user: arrays (n, …) by name, such as the
+      sites of a model. Files, summaries and reports have them.
     """
 
     @property

@@ -144,6 +144,8 @@ def sample(
         )
     if written.no_log_z:
         print(f"no log Z: {written.no_log_z}")
+    if written.told:
+        print(written.told)
     print(
         f"{written.path}: {n} samples, {written.bad} with an energy that is not finite, "
         f"{written.energy_calls + opening_calls(fitted.config):,} energy calls"
@@ -163,7 +165,8 @@ def report(
         n: size of one block of samples for the metrics.
         coordinate: what the free energy is shown along: energy, norm, x0 (the default), x1, …; of
             particles also radius_of_gyration (the default), smallest_distance, mean_distance,
-            largest_distance, and distance:0,1 of the first two.
+            largest_distance, and distance:0,1 of the first two; of a NumPyro model its sites, such
+            as mean or shift[0].
     """
     from demx.report import html
 

@@ -1,7 +1,7 @@
 """Numbers of a configuration by name: coordinates, distances, dihedrals, radius of gyration, …"""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ from demx.space import MeanFree, Space
 
 # (samples (n, *shape), energies (n,)) -> (n,)
 Observable = Callable[[np.ndarray, np.ndarray], np.ndarray]
+Named = Callable[[np.ndarray], Mapping[str, np.ndarray]]  # see `demx.types.Target`
 
 ANYWHERE: dict[str, Observable] = {
     "energy": lambda x, energy: energy,
@@ -52,10 +53,29 @@ def dihedral(x: np.ndarray, i: int, j: int, k: int, l: int) -> np.ndarray:  # no
     return np.degrees(np.arctan2(along, np.sum(one * other, axis=1)))
 
 
-def observable(name: str, space: Space) -> Observable:
+def entries(sites: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every number of named arrays (n, …) as (n,): mean, or shift[0], shift[1], matrix[0,1]."""
+    found = {}
+    for site, values in sites.items():
+        values = np.asarray(values, float)
+        for place in np.ndindex(values.shape[1:]):
+            at = f"[{','.join(map(str, place))}]" if place else ""
+            found[site + at] = values[:, *place]
+    return found
+
+
+def entry_names(space: Space, named: Named | None) -> list[str]:
+    """Of a target that names its numbers, in order; of others none."""
+    return [] if named is None else [*entries(named(np.zeros((1, *space.shape), np.float32)))]
+
+
+def observable(name: str, space: Space, named: Named | None = None) -> Observable:
     """By name: energy, norm, x3 (a coordinate, counted over the flat array), and of particles
     radius_of_gyration, smallest_, mean_ and largest_distance, distance:0,1; in three dimensions
-    dihedral:0,1,2,3."""
+    dihedral:0,1,2,3. Of a target that names its numbers those, which come first."""
+    own = entry_names(space, named)
+    if name in own:
+        return lambda x, energy: entries(named(x))[name]
     known = ANYWHERE | (OF_PARTICLES if isinstance(space, MeanFree) else {})
     if name in known:
         return known[name]
@@ -71,7 +91,7 @@ def observable(name: str, space: Space) -> Observable:
         four = [int(one) for one in found.groups()]
         if len(set(four)) == 4 and max(four) < space.num_particles:
             return lambda x, energy: dihedral(x, *four)
-    listed = [*known, f"x0 to x{size - 1}"]
+    listed = [*own, *known, f"x0 to x{size - 1}"]
     if isinstance(space, MeanFree):
         listed.append(f"distance:I,J with I and J from 0 to {space.num_particles - 1}")
     if _in_three(space):
@@ -102,3 +122,12 @@ def usual(space: Space) -> list[str]:
     if isinstance(space, MeanFree):
         return ["energy", *OF_PARTICLES]
     return [*ANYWHERE, *(f"x{i}" for i in range(space.shape[0]))]
+
+
+def measured(
+    x: np.ndarray, energy: np.ndarray, space: Space, named: Named | None = None
+) -> dict[str, np.ndarray]:
+    """What a summary tells of samples, (n,) each: the usual, or the energy and what has a name."""
+    if named is not None:
+        return {"energy": energy} | entries(named(x))
+    return {name: observable(name, space)(x, energy) for name in usual(space)}

@@ -2,7 +2,7 @@
 
 .npz      arrays x, energy, log_weight, … and `provenance`, JSON text
 .extxyz   frames of particles for ASE and its friends; the first one carries the provenance
-.nc       netCDF as ArviZ's InferenceData: x in `posterior`, the rest in `sample_stats`
+.nc       netCDF as ArviZ's InferenceData: equally weighted draws in `posterior`
 .csv      a summary, one line an observable: mean, sd, quantiles, with standard errors
 """
 
@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from demx.errors import UserError
-from demx.space import MeanFree, Space
+from demx.space import MeanFree
+from demx.types import Target
 
 Columns = dict[str, np.ndarray]  # x: (rows, *shape); energy, log_weight, …: (rows,)
 WRITERS = {
@@ -27,8 +28,9 @@ WRITERS = {
 }
 
 
-def check(path: Path, space: Space) -> None:
+def check(path: Path, target: Target) -> None:
     """Refuse a name or a space that nothing can be written for, before anything is drawn."""
+    space = target.space
     if path.suffix not in WRITERS:
         raise UserError(
             f"{path}: expected a name that ends in {', '.join(WRITERS)}, got {path.suffix!r}"
@@ -53,21 +55,23 @@ def write(
     path: Path,
     chunks: Iterable[Columns],
     n: int,
-    space: Space,
+    target: Target,
     provenance: Callable[[], dict[str, Any]],
-) -> None:
+) -> str:
     """Chunks of n samples in all into a file, which is there whole or not at all.
 
     provenance: asked when the last chunk is through, for it tells what drawing them has cost.
+    Returns what a user should know of the file, if there is anything.
     """
-    check(path, space)
+    check(path, target)
     writer = importlib.import_module(WRITERS[path.suffix])
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            writer.write(partial, chunks, n, space, provenance)
+            told = writer.write(partial, chunks, n, target, provenance)
             os.replace(partial, path)
+            return told or ""
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:

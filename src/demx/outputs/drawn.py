@@ -8,6 +8,7 @@ import numpy as np
 
 from demx import outputs
 from demx.correction import LEAPFROG
+from demx.display import html_table, text_table, with_error
 from demx.errors import UserError
 from demx.evaluate.evaluation import Energies
 from demx.fitted import Fitted, LogZ, log_z
@@ -16,7 +17,8 @@ from demx.types import Samples
 
 class Written(NamedTuple):
     """A file of n samples; bad: with an energy that is not finite. energy_calls: of drawing them
-    and of their energies. log_z: where there are weights; no_log_z: why they give none."""
+    and of their energies. log_z: where there are weights; no_log_z: why they give none. told: what
+    else there is to know of the file."""
 
     path: Path
     n: int
@@ -26,6 +28,29 @@ class Written(NamedTuple):
     acceptance: float | None = None
     log_z: LogZ | None = None
     no_log_z: str = ""
+    told: str = ""
+
+    def _rows(self) -> list[list[str]]:
+        found = [["samples", f"{self.n:,}"], ["energy calls", f"{self.energy_calls:,}"]]
+        if self.bad or self.bad_calls:
+            told = f"{self.bad} samples, {self.bad_calls} energies on the way"
+            found.append(["not finite", told])
+        if self.acceptance is not None:
+            found.append(["acceptance", f"{self.acceptance:.2f}"])
+        if (z := self.log_z) is not None:
+            share = "" if z.ess is None else f", effective share {z.ess:.3g}"
+            found.append(["log Z", with_error(z.value, z.standard_error) + share])
+        if self.no_log_z:
+            found.append(["no log Z", self.no_log_z])
+        if self.told:
+            found.append(["note", self.told])
+        return found
+
+    def __repr__(self) -> str:
+        return text_table(f"Written: {self.path}", self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._rows(), header=False, title=f"Written: {self.path}")
 
 
 class _Drawing:
@@ -70,7 +95,7 @@ class _Drawing:
 
 def draw(fitted: Fitted, path: Path, n: int, *, seed: int = 0, **how: Any) -> Written:
     """n samples into a file, at most `how['chunk']` of them in memory (see `Fitted.stream`)."""
-    outputs.check(path, fitted.target.space)
+    outputs.check(path, fitted.target)
     seen = _Drawing(fitted)
     chunks = seen.columns(fitted.stream(n, seed=seed, **how))
 
@@ -86,7 +111,7 @@ def draw(fitted: Fitted, path: Path, n: int, *, seed: int = 0, **how: Any) -> Wr
             "sampling_energy_calls": seen.energy_calls,
         }
 
-    outputs.write(path, chunks, n, fitted.target.space, provenance)
+    told = outputs.write(path, chunks, n, fitted.target, provenance)
     acceptance = None
     if seen.moved:
         rates, rows = zip(*seen.moved, strict=True)
@@ -95,6 +120,5 @@ def draw(fitted: Fitted, path: Path, n: int, *, seed: int = 0, **how: Any) -> Wr
         evidence, doubt = seen.log_z(n), ""
     except UserError as error:  # the samples are there all the same
         evidence, doubt = None, str(error)
-    return Written(
-        path, int(n), seen.bad, seen.energy_calls, seen.bad_calls, acceptance, evidence, doubt
-    )
+    return Written(path, int(n), seen.bad, seen.energy_calls, seen.bad_calls, acceptance, evidence,
+                   doubt, told)  # fmt: skip

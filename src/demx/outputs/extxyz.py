@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from demx.outputs import Columns
-from demx.space import Space
+from demx.types import Target
 
 CALLS = "sampling_energy_calls"
 WIDTH = 20  # digits left open for the calls, which are known when all is drawn
@@ -18,7 +18,7 @@ def write(
     path: Path,
     chunks: Iterable[Columns],
     n: int,
-    space: Space,
+    target: Target,
     provenance: Callable[[], dict[str, Any]],
 ) -> None:
     with path.open("w+", encoding="utf-8", newline="\n") as file:

@@ -10,14 +10,14 @@ import numpy as np
 
 from demx.outputs import Columns
 from demx.outputs.spool import Spool
-from demx.space import Space
+from demx.types import Target
 
 
 def write(
     path: Path,
     chunks: Iterable[Columns],
     n: int,
-    space: Space,
+    target: Target,
     provenance: Callable[[], dict[str, Any]],
 ) -> None:
     with Spool(path) as spool:

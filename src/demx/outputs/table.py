@@ -10,11 +10,11 @@ import numpy as np
 
 from demx.errors import UserError
 from demx.evaluate import weights
-from demx.evaluate.observables import observable, usual
+from demx.evaluate.observables import measured
 from demx.evaluate.summary import PROBABILITIES, summarise
 from demx.outputs import Columns
 from demx.outputs.spool import Spool
-from demx.space import Space
+from demx.types import Target
 
 HEADER = ["quantity", "n", "bad"]
 for _name in ("mean", "sd", *(f"q{100 * p:02.0f}" for p in PROBABILITIES)):
@@ -25,13 +25,14 @@ def write(
     path: Path,
     chunks: Iterable[Columns],
     n: int,
-    space: Space,
+    target: Target,
     provenance: Callable[[], dict[str, Any]],
 ) -> None:
-    measured = {name: observable(name, space) for name in usual(space)}
+    named, names = getattr(target, "named", None), []
     with Spool(path) as spool:
         for columns in chunks:
-            found = [f(columns["x"], columns["energy"]) for f in measured.values()]
+            values = measured(columns["x"], columns["energy"], target.space, named)
+            names, found = [*values], [*values.values()]
             known = {k: columns[k] for k in ("log_weight", "island") if k in columns}
             spool.add({"found": np.stack(found, axis=1).astype(float), **known})
         log_weight, island = (
@@ -46,7 +47,7 @@ def write(
             lines = csv.writer(file)
             lines.writerow(HEADER)
             found = spool.read("found")
-            for i, name in enumerate(measured):
+            for i, name in enumerate(names):
                 lines.writerow(_line(name, np.array(found[:, i]), log_weight, island))
 
 

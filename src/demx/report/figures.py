@@ -78,13 +78,14 @@ def plane(axes: Axes, target: Target, x: np.ndarray) -> Axes:
     return axes
 
 
-def scatter(axes: Axes, x: np.ndarray) -> Axes:
-    """The first two coordinates of samples (n, d), or the first against its number."""
-    flat = x.reshape(len(x), -1)
-    first, second = (flat[:, 0], flat[:, 1]) if flat.shape[1] > 1 else (range(len(x)), flat[:, 0])
+def scatter(axes: Axes, columns: dict[str, np.ndarray]) -> Axes:
+    """The first two of named columns (n,) against each other, or one against its number."""
+    (across, first), *more = columns.items()
+    up, second = more[0] if more else (across, first)
+    if not more:
+        across, first = "sample", np.arange(len(second))
     axes.scatter(first, second, s=4, color=ORANGE, alpha=0.5, linewidths=0, rasterized=True)
-    names = ("$x_0$", "$x_1$") if flat.shape[1] > 1 else ("sample", "$x_0$")
-    axes.set(xlabel=names[0], ylabel=names[1])
+    axes.set(xlabel=across, ylabel=up)
     return axes
 
 

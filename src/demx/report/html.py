@@ -20,7 +20,7 @@ def write_fitted(
 ) -> Path:
     """The page of a sampler; coordinate: what the free energy is shown along, by name or a
     function of one configuration."""
-    sections.named(coordinate, fitted.target.space)  # refused before anything is drawn
+    sections.named(coordinate, fitted.target)  # refused before anything is drawn
     found = fitted.evaluate(n)
     count = 5000 if len(fitted.target.space.shape) == 1 else 2000
     shown = Shown.of(fitted, found, count)

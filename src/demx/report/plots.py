@@ -47,7 +47,8 @@ class Plot:
             kind = "3d" if target.space.dim == 3 else None
             lowest = even.x[np.argmin(even.energy)]
             return figures.particles(ax or figures.new_axes(5, 5, kind), lowest)
-        return figures.scatter(ax or figures.new_axes(5, 5), even.x)
+        columns = sections.coordinates(target, even.x)
+        return figures.scatter(ax or figures.new_axes(5, 5), columns)
 
     def energies(self, ax: Axes | None = None) -> Axes:
         """Their distribution, beside the reference's."""

@@ -14,7 +14,8 @@ from demx.evaluate.evaluation import Energies, finite_rows
 from demx.evaluate.profile import Profile, bins_over, profile
 from demx.fitted import Fitted
 from demx.report import document, figures, tables
-from demx.space import MeanFree, Space
+from demx.space import MeanFree
+from demx.types import Target
 
 Coordinate = str | Callable[[np.ndarray], float]
 MOST_MODES = 200  # of which a table can be read
@@ -67,7 +68,8 @@ def samples(shown: Shown) -> str:
     target, even = shown.fitted.target, shown.even
     if target.space.shape == (2,):
         drawn = figures.svg(lambda axes: figures.plane(axes, target, even.x), 6, 6)
-        words = f"{len(even.x)} samples over contours of the target."
+        where = ", in unconstrained coordinates" if hasattr(target, "named") else ""
+        words = f"{len(even.x)} samples over contours of the target{where}."
         return document.section("Samples", document.figure(drawn, words))
     if isinstance(target.space, MeanFree) and target.space.dim <= 3:
         words = (
@@ -76,9 +78,17 @@ def samples(shown: Shown) -> str:
         )
         moving = document.view(even.x, even.energy)
         return document.section("Samples", document.paragraph(words), moving)
-    drawn = figures.svg(lambda axes: figures.scatter(axes, even.x), 5, 5)
-    words = f"The first two of {target.space.dof} coordinates, {len(even.x)} samples."
+    columns = coordinates(target, even.x)
+    drawn = figures.svg(lambda axes: figures.scatter(axes, columns), 5, 5)
+    words = f"The first two of {len(columns)} coordinates, {len(even.x)} samples."
     return document.section("Samples", document.figure(drawn, words))
+
+
+def coordinates(target: Target, x: np.ndarray) -> dict[str, np.ndarray]:
+    """Every coordinate of samples, (n,) each, by the name that the target has for it, or x_0, …"""
+    if hasattr(target, "named"):
+        return observables.entries(target.named(x))
+    return {f"$x_{{{i}}}$": column for i, column in enumerate(x.reshape(len(x), -1).T)}
 
 
 def energies(shown: Shown) -> str:
@@ -157,19 +167,24 @@ def modes(shown: Shown) -> str:
     return document.section("Modes", document.figure(drawn, words), table)
 
 
-def named(coordinate: Coordinate | None, space: Space) -> tuple[str, observables.Observable]:
-    """A coordinate and its name; None: the radius of gyration, or the first coordinate."""
+def named(coordinate: Coordinate | None, target: Target) -> tuple[str, observables.Observable]:
+    """A coordinate and its name; None: the radius of gyration, or the first coordinate, that with
+    a name if there is one."""
+    space, names = target.space, getattr(target, "named", None)
+    own = observables.entry_names(space, names)
     if coordinate is None:
-        coordinate = "radius_of_gyration" if isinstance(space, MeanFree) else "x0"
+        usual = "radius_of_gyration" if isinstance(space, MeanFree) else "x0"
+        coordinate = own[0] if own else usual
     if isinstance(coordinate, str):
-        return coordinate.replace("_", " "), observables.observable(coordinate, space)
+        title = coordinate if coordinate in own else coordinate.replace("_", " ")
+        return title, observables.observable(coordinate, space, names)
     name = getattr(coordinate, "__name__", "coordinate").replace("<lambda>", "coordinate")
     return name.replace("_", " "), observables.of_function(coordinate)
 
 
 def profiles(shown: Shown, coordinate: Coordinate | None) -> tuple[str, Profile, Profile | None]:
     """Name of the coordinate, free energy along it of the samples, and of the reference."""
-    name, measure = named(coordinate, shown.fitted.target.space)
+    name, measure = named(coordinate, shown.fitted.target)
     clouds = [c for c in (shown.cloud, shown.reference) if c is not None]
     values = [measure(c.x, c.energy) for c in clouds]
     edges = bins_over(*values)

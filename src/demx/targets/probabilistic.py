@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.flatten_util
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from demx.errors import UserError
@@ -34,7 +35,16 @@ class Posterior(eqx.Module):
         if samples.ndim != 2 or samples.shape[1:] != self.space.shape:
             raise UserError(f"samples: expected shape (n, {self.space.dim}), got {samples.shape}")
         with _as_numpyro_has_it():
-            return jax.jit(jax.vmap(lambda u: self.postprocess(self.unravel(u))))(samples)
+            return _constrained(self, samples)
+
+    def named(self, x: ArrayLike) -> dict[str, np.ndarray]:
+        """`constrain` in NumPy, for files and reports."""
+        return {name: np.asarray(values) for name, values in self.constrain(x).items()}
+
+
+@eqx.filter_jit
+def _constrained(target: Posterior, samples: Float[Array, "n d"]) -> dict[str, Array]:
+    return jax.vmap(lambda u: target.postprocess(target.unravel(u)))(samples)
 
 
 def from_model(model: Callable, *args: Any, **kwargs: Any) -> Posterior:
