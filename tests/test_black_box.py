@@ -12,7 +12,7 @@ from demx import cli, devices
 from demx.energy import energies, evaluate, evaluate_columns, pointwise
 from demx.errors import UserError
 from demx.space import normal
-from demx.targets.black_box import black_box
+from demx.targets.black_box import BlackBox, black_box
 from demx.targets.function import FunctionTarget
 
 
@@ -101,6 +101,29 @@ def test_what_demx_counts_is_what_the_function_saw():
     before = target.calls
     found = sampler.evaluate(20, repeats=2, likelihood="none")
     assert target.calls - before == found.samples.energy_calls == 40
+
+
+def test_sizes_for_a_slow_function_are_chosen_once(tmp_path, monkeypatch, capsys):
+    """A run goes on with the sizes it began with, whatever the clock says by then."""
+    settings = {
+        "training": {"outer_steps": 1}, "network": SMALL["network"], "grid": SMALL["grid"],
+        "evaluation": {"every": 0},
+    }  # fmt: skip
+
+    def fit(seconds, **options):
+        monkeypatch.setattr(BlackBox, "seconds_per_point", seconds)
+        target = black_box(bowls, dim=2, batched=True)
+        return demx.fit(target, scale=2.0, settings=settings, **options)
+
+    first = fit(4e-4, budget="300s", directory=tmp_path)
+    told = "one outer loop: 12.8k energy calls, about 5.1 s at 0.4 ms a call"
+    assert told in capsys.readouterr().err
+    # 300 s / 0.4 ms / 20 loops = 37 500, and the power of two below
+    assert first.config["loop_calls"] == 2**15 and first.method.calls_per_step == 25 * 32 * 16
+    again = fit(8e-4, budget="900s", directory=tmp_path, progress=False)
+    assert again.config == first.config and again.progress == first.progress
+    with pytest.warns(UserWarning, match=r"room for about 0.78 outer loops.*--method hmc"):
+        fit(4e-3, budget="40s", progress=False)
 
 
 def test_finite_differences_count_each_call():

@@ -5,10 +5,10 @@ import pytest
 
 from demx import config, resolve
 from demx.errors import UserError
-from demx.recipe import Probe, probe, settings
-from demx.resolve import named_target
+from demx.recipe import LOOPS, Probe, affordable, probe, settings
+from demx.resolve import _affordable_sections, named_target
 from demx.space import Euclidean, MeanFree
-from demx.targets.function import CHECKED
+from demx.targets.function import CHECKED, FunctionTarget
 
 ONE_LOOK = 64 * (100 + 1 + 1 + 40 * 4)  # descent, slopes, start of the moves, moves
 
@@ -72,3 +72,36 @@ def test_settings_scale_with_the_energy(space):
     assert ten["noise"]["sigma_min"] == pytest.approx(10 * one["noise"]["sigma_min"])
     assert ten["grid"]["sigma_last"] == pytest.approx(10 * one["grid"]["sigma_last"])
     assert ten["network"] == one["network"]
+
+
+def test_calls_of_a_loop_that_a_budget_affords():
+    """15 minutes at 0.4 ms are 2.25 million calls, a twentieth 112 500; the power of two below."""
+    inf = float("inf")
+    assert affordable(900.0, inf, 4e-4) == 2**16
+    assert affordable(inf, 20 * 2**16, 1.0) == 2**16  # a budget in calls needs no clock
+    assert affordable(inf, inf, 4e-4) == 2**16  # ten minutes
+    assert affordable(1.0, inf, 10.0) == 1
+
+
+@pytest.mark.parametrize(
+    "space", [Euclidean(3), MeanFree(4, 3), MeanFree(13, 3), MeanFree(38, 3)], ids=str
+)
+def test_loops_of_a_black_box_fit_what_it_affords(space):
+    target, preset = FunctionTarget(normal, space), settings(space, Probe(0.01, 2.0, 0))
+
+    def sizes(room, given=None):
+        full = _affordable_sections("idem", target, preset, given or {}, room)
+        return full, config.build_method("idem", target, full).calls_per_step
+
+    largest, most = sizes(10**9)
+    assert largest == config.resolve_sections("idem", space, [preset, {}])
+    last = most
+    for room in (2**18, 2**17, 2**16, 2**15):
+        full, calls = sizes(room)
+        assert calls <= room and calls <= last
+        assert full["training"]["batch_size"] <= largest["training"]["batch_size"]
+        last = calls
+    _, smallest = sizes(1)
+    assert LOOPS * smallest * 4e-4 < 5 * 60  # 20 loops at 0.4 ms a call within five minutes
+    full, _ = sizes(1, {"training": {"batch_size": 48}})
+    assert full["training"]["batch_size"] == 48  # what a user sets stays

@@ -1,6 +1,7 @@
 """demx in Python: fit a target, get an object that samples."""
 
 import contextlib
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,11 +17,13 @@ from demx.beginning import beginning
 from demx.errors import UserError
 from demx.fitted import Fitted, LogZ, log_z
 from demx.glance import Glance
+from demx.pace import cost, duration
 from demx.progress import ProgressLine
+from demx.recipe import LOOPS, PATIENCE
 from demx.resolve import reopen, resolve
 from demx.store import Store
-from demx.train import Progress, parse_budget, train
-from demx.types import Target
+from demx.train import Budget, Progress, parse_budget, train
+from demx.types import Method, Target
 from demx.watch import Stopping
 
 __all__ = ["Fitted", "LogZ", "fit", "load", "log_z"]
@@ -56,11 +59,14 @@ def fit(
     checkpoint_seconds: how much work a kill may cost; the result is the same whatever it is.
     settings: sections that change the preset, e.g. {"draws": {"num_samples": 512}}.
     """
+    limit = parse_budget(budget)
+    store = None if directory is None else Store(directory)
+    before = store.config() if store and store.config_file.exists() else None
     built, config = resolve(
         target, method=method, seed=seed, dim=dim, particles=particles, species=species,
-        scale=scale, recipe=recipe, warm_start=warm_start, settings=settings,
+        scale=scale, recipe=recipe, warm_start=warm_start, settings=settings, budget=limit,
+        before=before,
     )  # fmt: skip
-    limit = parse_budget(budget)
     if not checkpoint_seconds > 0:
         raise UserError(f"checkpoint_seconds: expected a positive number, got {checkpoint_seconds}")
     made = configuration.build_method(method, built, config, beginning(method, built, warm_start))
@@ -70,8 +76,8 @@ def fit(
     every, n = config["evaluation"]["every"], config["evaluation"]["n"]
     fitted = Fitted(built, made, None, config, Progress())
     sets = fitted.reference()
-    store = None if directory is None else Store(directory)
     console = Console(stderr=True, quiet=not progress)
+    _say_cost(built, made, config, limit, console)
     with contextlib.ExitStack() as stack:
         if store:
             stack.enter_context(store.lock())
@@ -100,6 +106,28 @@ def fit(
     fitted.directory = store and store.directory
     fitted.history = store.history() if store else line.history
     return fitted
+
+
+def _say_cost(
+    target: Target, method: Method, config: Mapping[str, Any], budget: Budget, console: Console
+) -> None:
+    """What an outer loop of a black box takes; a warning where a budget has room for too few."""
+    calls = method.calls_per_step
+    said = cost(target, calls)
+    if said is None or not calls:
+        return
+    console.print(f"one outer loop: {said}", highlight=False)
+    if calls <= config.get("loop_calls", math.inf):
+        return
+    seconds = budget.seconds if budget != Budget() else PATIENCE
+    loops = min(seconds / (calls * target.seconds_per_point), budget.energy_calls / calls)
+    where = "the budget" if budget != Budget() else duration(PATIENCE)
+    warnings.warn(
+        f"{where} has room for about {loops:.2g} outer loops of {said}, and {config['method']} "
+        f"needs {LOOPS} at least: for an energy this slow a classical method (method hmc: "
+        "--method hmc) is the right one",
+        stacklevel=3,
+    )
 
 
 def load(directory: str | Path) -> Fitted:

@@ -8,15 +8,8 @@ from rich.live import Live
 from rich.table import Table
 
 from demx.display import html_table
+from demx.pace import short
 from demx.train import Budget, Progress
-
-
-def short(value: float) -> str:
-    """1234567 → 1.23M."""
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
-            return f"{value / limit:.3g}{unit}"
-    return f"{value:.3g}"
 
 
 class ProgressLine:

@@ -4,6 +4,9 @@ Points of a wide normal go downhill and then move by HMC for a while. Where they
 lengths: σ_d, how widely the mass is spread, and s, how narrow it is around one place
 (`demx.stiffness`). Started wider and wider, points show how far the mass reaches: until what
 comes back is clearly narrower than what was sent out.
+
+The sizes that follow are for energies that JAX can compile. A black box, whose every call is paid
+for, gets the first of ever smaller sizes of which LOOPS outer loops are affordable.
 """
 
 import math
@@ -26,6 +29,8 @@ POINTS, DESCENT = 64, 100
 MOVES = Moves(num_steps=40, num_leapfrog=4)
 ROUNDS = 10  # of starts each up to twice as wide as the one before
 WIDER = 1.8  # a start this much wider than what came back has seen the whole
+LOOPS = 20  # outer loops that a budget should have room for
+PATIENCE = 600.0  # seconds for that many of them, if there is no budget
 MOST_BY_WEIGHT = 20  # degrees of freedom of particles beyond which weights are of no use
 
 
@@ -139,3 +144,58 @@ def settings(space: Space, seen: Probe) -> dict[str, dict[str, Any]]:
             "evaluation": {"every": 10, "n": 4 * batch},
         }
     )
+
+
+class Sizes(NamedTuple):
+    """At most so many of each in an outer loop; walk and moves: HMC moves of a point, and leapfrog
+    steps of each."""
+
+    inner_steps: int
+    batch_size: int
+    num_samples: int
+    walk: tuple[int, int]
+    moves: tuple[int, int]
+
+
+SMALLER = (  # regression points keep their worth longer than the samples behind each of them
+    Sizes(100, 256, 128, (8, 8), (100, 8)),
+    Sizes(100, 128, 64, (8, 8), (100, 8)),
+    Sizes(50, 128, 64, (4, 8), (50, 8)),
+    Sizes(50, 64, 32, (4, 8), (50, 8)),
+    Sizes(25, 64, 32, (4, 4), (25, 8)),
+    Sizes(25, 32, 16, (4, 4), (20, 4)),
+)
+
+
+def smaller(sections: dict[str, dict[str, Any]], sizes: Sizes) -> dict[str, dict[str, Any]]:
+    """The recipe's sections with sizes for an energy whose calls are dear."""
+    training = sections.get("training", {})
+    batch = min(sizes.batch_size, training.get("batch_size", sizes.batch_size))
+    found = sections | {
+        "training": training
+        | {"inner_steps": sizes.inner_steps, "batch_size": batch, "new_samples": batch},
+        "evaluation": sections.get("evaluation", {}) | {"n": 4 * batch},
+    }
+    if "buffer" in sections:  # stale points leave as soon as they did
+        found["buffer"] = sections["buffer"] | {"capacity": 16 * batch}
+    for name, (moves, leapfrog), key in (
+        ("walk", sizes.walk, "num_moves"),
+        ("moves", sizes.moves, "num_steps"),
+    ):
+        if name in sections:
+            found[name] = sections[name] | {key: moves, "num_leapfrog": leapfrog}
+    if "walk" not in sections:
+        drawn = sections.get("draws", {}).get("num_samples", sizes.num_samples)
+        found["draws"] = {"num_samples": min(drawn, sizes.num_samples)}
+    return found
+
+
+def affordable(seconds: float, energy_calls: float, seconds_per_call: float) -> int:
+    """Energy calls that one of LOOPS outer loops may take, for a budget in time or in calls.
+
+    A power of two, so that what a clock says decides as little as possible.
+    """
+    if math.isinf(energy_calls):
+        time = PATIENCE if math.isinf(seconds) else seconds
+        energy_calls = time / max(seconds_per_call, 1e-9)
+    return 2 ** math.floor(math.log2(max(1.0, energy_calls / LOOPS)))

@@ -12,11 +12,13 @@ from demx import config as configuration
 from demx import source as sources
 from demx.beginning import beginning, check_energies, identity, width
 from demx.errors import UserError
-from demx.recipe import probe
+from demx.recipe import SMALLER, affordable, probe, smaller
 from demx.recipe import settings as settings_for
 from demx.source import Source
 from demx.space import normal, space_of
+from demx.targets.black_box import BlackBox
 from demx.targets.function import CHECKED, FunctionTarget, check_energy, check_shape
+from demx.train import Budget
 from demx.types import Target
 
 
@@ -102,11 +104,15 @@ def resolve(
     recipe: bool = False,
     warm_start: ArrayLike | None = None,
     settings: Mapping[str, Any] | None = None,
+    budget: Budget = Budget(),  # noqa: B008
+    before: Mapping[str, Any] | None = None,
 ) -> tuple[Target, dict[str, Any]]:
     """The target and the complete configuration that `fit` would use.
 
     recipe: settings from a probe of the energy (`demx.recipe`) even where there is a preset.
-    warm_start: points to begin from; the configuration has their checksum.
+    warm_start: points to begin from; the configuration has their checksum. budget: what the recipe
+    makes the outer loops of a black box fit into. before: the configuration of the run that is gone
+    on with; what was measured then, `loop_calls`, is not measured again.
     """
     settings = dict(settings or {})
     for section, values in settings.items():
@@ -133,6 +139,7 @@ def resolve(
         head["warm_start"] = identity(points)
     if not preset and chains and (known := scale or width(built, points)):
         preset = {"sampler": {"scale": known}}  # for the first step size: nothing to probe
+    sizes_by_recipe = not preset and entry.matching
     if not preset:
         seen = probe(built, scale)
         calls += seen.energy_calls
@@ -142,6 +149,14 @@ def resolve(
             else {"sampler": {"scale": seen.spread}}
         )
     sections = configuration.resolve_sections(method, built.space, [preset, settings])
+    if sizes_by_recipe and isinstance(built, BlackBox):
+        if before is not None:
+            room = before.get("loop_calls")
+        else:
+            room = affordable(budget.seconds, budget.energy_calls, built.seconds_per_point)
+        if room is not None:
+            head["loop_calls"] = room
+            sections = _affordable_sections(method, built, preset, settings, room)
     idle = [name for name in ("estimator", "draws") if settings.get(name) and "walk" in sections]
     if idle:
         raise UserError(
@@ -156,6 +171,18 @@ def resolve(
     if calls:
         head["probe_calls"] = calls
     return built, {**head, **sections}
+
+
+def _affordable_sections(
+    method: str, target: Target, preset: Mapping, settings: Mapping, room: int
+) -> dict[str, Any]:
+    """With the largest sizes of which an outer loop takes at most `room` energy calls, or with the
+    smallest; what a user set stays."""
+    for layer in (preset, *(smaller(dict(preset), sizes) for sizes in SMALLER)):
+        sections = configuration.resolve_sections(method, target.space, [layer, settings])
+        if configuration.build_method(method, target, sections).calls_per_step <= room:
+            break
+    return sections
 
 
 def reopen(config: Mapping[str, Any], place: str | Path) -> Target:

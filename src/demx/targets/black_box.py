@@ -5,6 +5,7 @@ together. It must depend on its argument alone. A process that holds such an ene
 device.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ class Host:
     """The function, called point by point or for whole batches.
 
     `calls`: at how many points it has been asked, the shifted ones of finite differences too.
+    `seconds`: how long it has taken over them.
     """
 
     def __init__(
@@ -34,7 +36,7 @@ class Host:
     ):
         self.function, self.shape, self.batched = function, shape, batched
         self.step = finite_difference
-        self.calls = 0
+        self.calls, self.seconds = 0, 0.0
         devices.only_one()
 
     def __call__(self, x: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
@@ -51,18 +53,21 @@ class Host:
             )
 
     def _ask(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        self.calls += len(rows)
         if self.batched:
-            return self._read(self._call(rows), len(rows))
-        parts = [self._read(self._call(row), None) for row in rows]
+            return self._read(self._call(rows, len(rows)), len(rows))
+        parts = [self._read(self._call(row, 1), None) for row in rows]
         return np.array([e for e, _ in parts], float), np.array([g for _, g in parts], float)
 
-    def _call(self, x: np.ndarray) -> Any:
+    def _call(self, x: np.ndarray, count: int) -> Any:
+        self.calls += count
+        started = time.perf_counter()
         try:
             return self.function(x)
         except Exception as error:  # the user's own code may raise anything
             said = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise UserError(f"black box: the function raised {said}") from error
+        finally:
+            self.seconds += time.perf_counter() - started
 
     def _read(self, found: Any, count: int | None) -> tuple[np.ndarray, np.ndarray]:
         """What the function returned, checked; of the energy alone, with a gradient of 0."""
@@ -107,6 +112,11 @@ class BlackBox(eqx.Module):
     def calls(self) -> int:
         """At how many points the function has been called so far."""
         return self.host.calls
+
+    @property
+    def seconds_per_point(self) -> float:
+        """How long the function takes over one point with its gradient, in the mean so far."""
+        return self.calls_per_point * self.host.seconds / max(1, self.host.calls)
 
     @property
     def calls_per_point(self) -> int:
