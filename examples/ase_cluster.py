@@ -1,6 +1,5 @@
 """A cluster of gold and copper at 800 K, by ASE's EMT calculator: samples in cluster.extxyz."""
 
-import ase.io
 from ase import Atoms
 from ase.calculators.emt import EMT
 
@@ -18,9 +17,9 @@ def cluster():
 def main(n=1000, budget="20m", **options):
     target = cluster()
     sampler = demx.fit(target, budget=budget, **options)
-    drawn = sampler.sample(n)
-    ase.io.write("cluster.extxyz", target.frames(drawn.x))
-    print(sampler, f"{target.calls:,} calls of the calculator")
+    print(sampler)
+    print(sampler.sample_to("cluster.extxyz", n))  # elements, Å, eV: `ase gui cluster.extxyz`
+    print(f"{target.calls:,} calls of the calculator")
 
 
 if __name__ == "__main__":

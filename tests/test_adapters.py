@@ -14,7 +14,8 @@ from ase.constraints import FixAtoms
 from ase.units import kB
 from numpyro import distributions as dist
 
-from demx import devices, recipe
+import demx
+from demx import devices, recipe, samples
 from demx.energy import energies, evaluate
 from demx.errors import UserError
 from demx.space import Euclidean, MeanFree, normal
@@ -80,6 +81,34 @@ def test_atoms_without_a_trap_are_warned_of():
     assert free.host(x)[0] == kept.host(x)[0]
     with pytest.warns(UserWarning, match="a trap"):
         from_atoms(ase.Atoms("Cu2"), EMT())
+
+
+def test_frames_in_the_units_of_ase(tmp_path, monkeypatch):
+    """Elements, Å and eV of the calculator, not asked again; x comes back from the file."""
+    monkeypatch.setattr(recipe, "POINTS", 4)
+    atoms = ase.Atoms("AuCu2", positions=[[0, 0, 0], [2.6, 0, 0], [0, 2.5, 0.3]])
+    target = from_atoms(atoms, EMT(), temperature=600.0, trap=0.2, length=2.0)
+    sampler = demx.fit(target, **QUICK)
+    before, path = target.calls, tmp_path / "x.extxyz"
+    written = sampler.sample_to(path, 12)
+    assert target.calls - before == written.energy_calls
+    drawn = sampler.sample(12)
+    stored = samples.read(path)
+    np.testing.assert_allclose(stored.x, drawn.x, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(stored.log_weight, drawn.log_weight, rtol=1e-5)
+    for frame, x in zip(ase.io.read(path, ":"), np.asarray(drawn.x), strict=True):
+        assert frame.get_chemical_formula() == "AuCu2" and frame.info["temperature"] == 600
+        alone = atoms.copy()
+        alone.positions, alone.calc = frame.positions, EMT()
+        reduced = float(target.host(np.asarray(x, float))[0])
+        assert frame.info["reduced_energy"] == pytest.approx(reduced, rel=1e-5)
+        # the difference of two numbers in single precision
+        rounding = 1e-6 * abs(reduced) * kB * 600
+        wanted = alone.get_potential_energy()
+        assert frame.get_potential_energy() == pytest.approx(wanted, rel=1e-4, abs=rounding)
+    ase.io.write(tmp_path / "frames.extxyz", target.frames(drawn.x))
+    again = samples.read(tmp_path / "frames.extxyz")
+    np.testing.assert_allclose(again.x, drawn.x, rtol=1e-5, atol=1e-6)
 
 
 def test_atoms_that_are_refused():

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 import demx
-from demx import config, resolve, samples, stream
+from demx import config, outputs, resolve, samples, stream
 from demx.errors import UserError
 from demx.evaluate.observables import observable, of_function, usual
 from demx.evaluate.summary import summarise
 from demx.fitted import Fitted
 from demx.space import Euclidean, MeanFree
+from demx.targets.function import FunctionTarget
 from demx.train import Progress
 from demx.types import Samples
 
@@ -34,8 +35,8 @@ CLUSTER = {
 }
 
 
-def untrained(target, settings, method="idem"):
-    built, full = resolve.resolve(target, method=method, settings=settings)
+def untrained(target, settings, method="idem", **options):
+    built, full = resolve.resolve(target, method=method, settings=settings, **options)
     made = config.build_method(method, built, full)
     state, progress = made.init(jax.random.key(0)), Progress(energy_calls=321)
     return Fitted(built, made, state, full, progress, directory=Path("runs/here"))
@@ -132,9 +133,7 @@ def model():
 
     target = from_model(schools, jnp.asarray([0.5, -0.2]))
     weighted = {"sampler": {"num_samples": 64, "outer_steps": 1}}
-    built, full = resolve.resolve(target, method="importance", settings=weighted, scale=1.0)
-    made = config.build_method("importance", built, full)
-    return Fitted(built, made, made.init(jax.random.key(0)), full, Progress())
+    return untrained(target, weighted, "importance", scale=1.0)
 
 
 def test_a_model_is_written_by_the_names_of_its_sites(model, tmp_path):
@@ -216,6 +215,25 @@ def test_frames_carry_weights(cluster, tmp_path):
     np.testing.assert_allclose(stored.log_weight, weight, rtol=1e-6)
     np.testing.assert_allclose(stored.x, x)
     assert written.log_z is None and "1 of 3 samples have no finite density" in written.no_log_z
+
+
+def test_species_have_symbols_of_their_own(tmp_path):
+    """The n-th species is the element of that atomic number; a particle without one is X."""
+    import ase.io
+
+    energy = lambda x: jnp.sum(jnp.asarray([1.0, 2.0, 1.0, 2.0])[:, None] * x * x)  # noqa: E731
+    target = FunctionTarget(energy, MeanFree(4, 2, (9, 5, 9, 5)))
+    settings = {"sampler": {"num_samples": 16, "outer_steps": 1}}
+    mixed = untrained(target, settings, "importance", scale=1.0)
+    mixed.sample_to(tmp_path / "x.extxyz", 20)
+    frames = ase.io.read(tmp_path / "x.extxyz", ":")
+    assert [frame.get_chemical_symbols() for frame in frames] == [["H", "X", "H", "X"]] * 20
+    assert tuple(frames[0].numbers) == target.space.several and "angstrom" not in frames[0].info
+    found = demx.assess(target, samples.read(tmp_path / "x.extxyz"), n=10)
+    assert found.samples.bad == 0
+    many = FunctionTarget(energy, MeanFree(100, 3, tuple(range(100))))
+    with pytest.raises(UserError, match="names for 87 species, and there are 100"):
+        outputs.check(tmp_path / "x.extxyz", many)
 
 
 def test_a_summary_of_clusters(cluster, tmp_path):

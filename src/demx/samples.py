@@ -55,9 +55,15 @@ def _read_extxyz(path: Path) -> Stored:
     counts = {len(frame) for frame in frames}
     if len(counts) != 1:
         raise UserError(f"{path}: expected frames of one size, found {sorted(counts)} atoms")
-    weights = [frame.info.get("log_weight") for frame in frames]
-    stored = None if any(w is None for w in weights) else np.array(weights, np.float32)
-    return Stored(np.stack([frame.positions for frame in frames]).astype(np.float32), stored)
+    # positions are in Å; of atoms, demx says how many of them one unit of x has
+    x = np.stack([frame.positions / frame.info.get("angstrom", 1.0) for frame in frames])
+    weights, islands = ([frame.info.get(name) for frame in frames]
+                        for name in ("log_weight", "island"))  # fmt: skip
+    return Stored(
+        x.astype(np.float32),
+        None if None in weights else np.array(weights, np.float32),
+        None if None in islands else np.array(islands, np.int32),
+    )
 
 
 def _read_netcdf(path: Path) -> Stored:

@@ -24,7 +24,10 @@ class Target(Protocol):
     - `modes`, `mode_scale`: centres and common standard deviation of its modes;
     - `start`: points, (n, *shape), where chains begin unless they are told others;
     - `named(x)`: what samples x, (n, *shape), are to a user: arrays (n, …) by name, such as the
-      sites of a model. Files, summaries and reports have them.
+      sites of a model. Files, summaries and reports have them;
+    - of atoms, for files of them: `symbols`, their elements; `angstrom`, the length of one unit of
+      x in Å; `electronvolts(x, energy)`, energies (n,) without what demx has added, such as a trap;
+      `temperature` in K.
     """
 
     @property

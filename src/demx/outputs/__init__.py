@@ -1,7 +1,7 @@
 """Samples into files, chunk by chunk: the suffix decides how.
 
 .npz      arrays x, energy, log_weight, … and `provenance`, JSON text
-.extxyz   frames of particles for ASE and its friends; the first one carries the provenance
+.extxyz   frames of particles for ASE and its friends, in its units where the target has them
 .nc       netCDF as ArviZ's InferenceData: equally weighted draws in `posterior`
 .csv      a summary, one line an observable: mean, sd, quantiles, with standard errors
 """
@@ -42,6 +42,10 @@ def check(path: Path, target: Target) -> None:
             f"{path}: extxyz holds particles in up to 3 dimensions, and these samples have shape "
             f"{space.shape}; write npz, nc or csv"
         )
+    if path.suffix in (".extxyz", ".xyz"):
+        from demx.outputs.extxyz import symbols
+
+        symbols(target)
     if path.suffix == ".nc":
         try:
             import h5netcdf  # noqa: F401

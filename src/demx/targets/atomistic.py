@@ -25,11 +25,29 @@ class Atomistic(BlackBox):
 
     blank: Callable[[], "Atoms"] = eqx.field(static=True)  # the atoms, without a calculator
     length: float = eqx.field(static=True)
+    temperature: float = eqx.field(static=True)  # K
+    trap: float = eqx.field(static=True)  # eV/Å²
     start: Float[Array, "1 atoms 3"] | None = None
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The elements of the atoms."""
+        return tuple(self.blank().get_chemical_symbols())
+
+    @property
+    def angstrom(self) -> float:
+        return self.length
 
     def positions(self, x: ArrayLike) -> np.ndarray:
         """Samples (n, atoms, 3) in Å."""
         return self.length * np.asarray(x, float)
+
+    def electronvolts(self, x: ArrayLike, energy: ArrayLike) -> np.ndarray:
+        """What the calculator gave, in eV: kT·E - ½ trap Σ|length·x|², for E = -log p̃ at x."""
+        from ase.units import kB
+
+        held = 0.5 * self.trap * np.sum(self.positions(x) ** 2, axis=(1, 2))
+        return kB * self.temperature * np.asarray(energy, float) - held
 
     def frames(self, x: ArrayLike) -> list["Atoms"]:
         """Samples as ASE atoms, for `ase.io.write` and the viewer; without a calculator."""
@@ -37,6 +55,7 @@ class Atomistic(BlackBox):
         for positions in self.positions(x):
             frame = self.blank()
             frame.positions = positions
+            frame.info["angstrom"] = self.angstrom  # so that x can be had from a file of them
             made.append(frame)
         return made
 
@@ -94,7 +113,7 @@ def from_atoms(
     start = None
     if np.ptp(kept.positions, axis=0).any():  # atoms without positions are all at the origin
         start = space.project(jnp.asarray(kept.positions[None] / length, float))
-    return Atomistic(space, host, lambda: kept.copy(), length, start)
+    return Atomistic(space, host, lambda: kept.copy(), length, temperature, trap, start)
 
 
 def _warn_of_no_trap(positions: np.ndarray, unit: float) -> None:
