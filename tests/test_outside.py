@@ -33,6 +33,11 @@ def cluster(x):
     return jnp.sum((jnp.sum((x[:, None] - x[None]) ** 2, axis=-1) - 2.0) ** 2)
 
 
+def salt(x):
+    """Two heavy particles and two light ones."""
+    return cluster(x) + jnp.sum(jnp.asarray([2.0, 2.0, 1.0, 1.0])[:, None] * x**2)
+
+
 def made(width: float = 1.0):
     """A bowl of some width."""
     return FunctionTarget(lambda x: 0.5 * jnp.sum(x**2) / width**2, Euclidean(2))
@@ -116,6 +121,21 @@ def test_the_whole_path_of_a_file(place, command):
         api.load(run)
 
 
+def test_species_on_the_command_line(place, command, capsys):
+    """Without them the energy is refused, with advice that can be followed; runs remember them."""
+    space = ["--shape", "4,3", "--symmetry", "particles"]
+    with pytest.raises(SystemExit):
+        command("fit", "mine.py:salt", *space, *SMALL)
+    assert "species=(0, 0, 1, …) or --species 0,0,1,…" in capsys.readouterr().err
+    command("fit", "mine.py:salt", *space, "--species", "0,0,1,1", *SMALL)
+    run = place / "runs" / "mine-salt-importance-seed0"
+    assert api.load(run).target.space.species == (0, 0, 1, 1)
+    command("sample", run, "-n", 40, "-o", "drawn.npz")
+    told = command("evaluate", "drawn.npz", "--target", "mine.py:salt", *space, "-n", 20,
+                   "--species", "0,0,1,1")  # fmt: skip
+    assert "energy_mean" in told.out
+
+
 def test_docstrings_are_shown_once(place, command, capsys):
     with pytest.raises(SystemExit):
         command("fit", "mine.py:energy")  # no space is named
@@ -160,6 +180,15 @@ def test_what_a_name_can_be(place, name, options, shape):
         (["mine.py:energy", "--shape", "4,3"], "with --symmetry particles"),
         (["mine.py:energy", "--shape", "4,x"], "--shape: expected whole numbers"),
         (["mine.py:energy", "--symmetry", "particles"], "needs --shape n,dimension"),
+        (["mine.py:salt", "--species", "0,1"], "--species: needs --shape n,dimension and --symm"),
+        (
+            ["mine.py:salt", "--shape", "4,3", "--symmetry", "particles", "--species", "0,1"],
+            "--species: expected one number for each of 4 particles, got 2",
+        ),
+        (
+            ["mine.py:salt", "--shape", "4,3", "--symmetry", "particles", "--species", "a"],
+            "--species: expected whole numbers such as 0,0,1,1,1, got 'a'",
+        ),
         (["broken.py:energy", "--dim", 2], "SyntaxError"),
         (["stops.py:energy", "--dim", 2], "stops.py: ZeroDivisionError in line 1: division"),
     ],
@@ -192,12 +221,14 @@ def test_a_comparison_of_a_file(place, monkeypatch):
     monkeypatch.setattr(comparison, "_run", lambda command, log: seen.append(command) or ended)
     from demx.commands.space import options
 
-    space = options(None, "4,3", "particles", 2.0)
+    space = options(None, "4,3", "particles", "0,0,1,1", 2.0)
     comparison.compare(
         "mine.py:cluster", ["hmc"], place / "all", budget=None, seed=0, n=10, repeats=1, space=space
     )
     assert seen[0][:2] == ["fit", "mine.py:cluster"]
-    assert seen[0][-6:] == ["--shape", "4,3", "--scale", "2.0", "--symmetry", "particles"]
+    assert seen[0][-8:] == [
+        "--shape", "4,3", "--species", "0,0,1,1", "--scale", "2.0", "--symmetry", "particles",
+    ]  # fmt: skip
 
 
 def test_a_file_may_import_its_neighbours(place):

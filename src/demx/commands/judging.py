@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from demx.commands.options import Settings, optional
-from demx.commands.space import Dim, Shape, Symmetry, introduce, options, space_of
+from demx.commands.space import Dim, Shape, Species, Symmetry, introduce, options, space_of
 from demx.errors import UserError
 
 Target = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
@@ -30,6 +30,7 @@ def evaluate(
     dim: Dim = None,
     shape: Shape = None,
     symmetry: Symmetry = "none",
+    species: Species = None,
     set: Settings = (),
     json: bool = False,
 ) -> None:
@@ -57,6 +58,7 @@ def evaluate(
         dim: dimension of x, for an energy function on R^dim.
         shape: shape of x, for an energy function of particles: 13,3 are 13 in space.
         symmetry: particles: free to move and turn together, and to be exchanged.
+        species: a number for each particle, 0,0,1,1,1; only equal ones can be exchanged.
         set: a setting of the target of a file, such as target.num_particles=7.
         json: print JSON instead of a table.
     """
@@ -72,10 +74,10 @@ def evaluate(
     calls = int(parse_budget(f"{mcmc_calls}calls").energy_calls) if mcmc else 0
     ruler = None if reference is None else Path(reference)
     if Path(what).is_dir() or not Path(what).suffix:
-        where = space_of(dim, shape, symmetry)
+        where = space_of(dim, shape, symmetry, species)
         if target is not None or set or where:
             raise UserError(
-                "--target, --dim, --shape, --set: only for a file; a run knows its target"
+                "--target, --dim, --shape, --species, --set: only for a file; a run knows its own"
             )
         fitted = api.load(what)
         spent = fitted.progress.energy_calls
@@ -95,7 +97,7 @@ def evaluate(
         found = assessment.assess(
             target, samples.read(Path(what)), n=n, seed=seed, likelihood=likelihood,
             likelihood_n=likelihood_n, mcmc_calls=calls, reference=ruler, settings=set,
-            **space_of(dim, shape, symmetry),
+            **space_of(dim, shape, symmetry, species),
         )  # fmt: skip
         about = tables.About(target, Path(what).name)
     print(tables.as_json(about, found)) if json else tables.show(about, found)
@@ -114,6 +116,7 @@ def compare(
     dim: Dim = None,
     shape: Shape = None,
     symmetry: Symmetry = "none",
+    species: Species = None,
 ) -> None:
     """Train, sample and evaluate several methods on one target; write one page.
 
@@ -131,6 +134,7 @@ def compare(
         dim: dimension of x, for an energy function on R^dim.
         shape: shape of x, for an energy function of particles: 13,3 are 13 in space.
         symmetry: particles: free to move and turn together, and to be exchanged.
+        species: a number for each particle, 0,0,1,1,1; only equal ones can be exchanged.
     """
     from demx import comparison, source
     from demx.report import comparison as page
@@ -144,7 +148,7 @@ def compare(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     rows = comparison.compare(
         target, names, place, budget=budget, seed=seed, n=n, repeats=repeats,
-        space=options(dim, shape, symmetry, scale),
+        space=options(dim, shape, symmetry, species, scale),
         report=lambda text: print(text, file=sys.stderr, flush=True),
     )  # fmt: skip
     page.show(target, rows)
@@ -170,6 +174,7 @@ def reference(
     dim: Dim = None,
     shape: Shape = None,
     symmetry: Symmetry = "none",
+    species: Species = None,
     set: Settings = (),
 ) -> None:
     """Make near-exact reference samples: two independent sets with what vouches for them.
@@ -195,6 +200,7 @@ def reference(
         dim: dimension of x, for an energy function on R^dim.
         shape: shape of x, for an energy function of particles: 13,3 are 13 in space.
         symmetry: particles: free to move and turn together, and to be exchanged.
+        species: a number for each particle, 0,0,1,1,1; only equal ones can be exchanged.
         set: change a setting of the target, such as target.num_particles=7.
     """
     from demx import assessment, samples
@@ -209,7 +215,7 @@ def reference(
         scale=scale, num_chains=chains, max_rungs=max_rungs, beta_min=beta_min,
         num_leapfrog=leapfrog,
         warm_start=None if warm_start is None else samples.read(Path(warm_start)).x,
-        **space_of(dim, shape, symmetry),
+        **space_of(dim, shape, symmetry, species),
     )  # fmt: skip
     tables.show_reference(target, made, path)
     if not made.passed:

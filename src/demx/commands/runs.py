@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from demx.commands.options import Settings, optional
-from demx.commands.space import Dim, Shape, Symmetry, introduce, space_of
+from demx.commands.space import Dim, Shape, Species, Symmetry, introduce, space_of
 from demx.errors import UserError
 
 Target = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
@@ -26,6 +26,7 @@ def fit(
     dim: Dim = None,
     shape: Shape = None,
     symmetry: Symmetry = "none",
+    species: Species = None,
     set: Settings = (),
     warm_start: Annotated[str | None, optional("FILE")] = None,
     checkpoint_seconds: float = 15.0,
@@ -48,6 +49,7 @@ def fit(
         dim: dimension of x, for an energy function on R^dim.
         shape: shape of x, for an energy function of particles: 13,3 are 13 in space.
         symmetry: particles: free to move and turn together, and to be exchanged.
+        species: a number for each particle, 0,0,1,1,1; only equal ones can be exchanged.
         set: change a setting, such as training.batch_size=64; may be given many times.
         warm_start: npz, npy, extxyz or nc file of points to begin from. Chains (metropolis,
             mala, hmc, nuts, tempering) begin at its rows in turn, again from the first if there
@@ -74,7 +76,7 @@ def fit(
         directory=directory,
         scale=scale,
         recipe=recipe,
-        **space_of(dim, shape, symmetry),
+        **space_of(dim, shape, symmetry, species),
         settings=config.parse_set(set),
         warm_start=start,
         progress=not quiet,

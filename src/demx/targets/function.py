@@ -94,7 +94,8 @@ def check_energy(energy: Callable[[Array], Array], space: Space, scale: float = 
             raise ValueError(
                 "energy: expected the same when particles are turned, reflected or exchanged, got "
                 f"{float(here[first]):.5g} and {float(there[first]):.5g}; name the species of "
-                "particles that differ, species=(0, 0, 1, …), or take one flat vector, dim=…"
+                "particles that differ, species=(0, 0, 1, …) or --species 0,0,1,…, or take one "
+                "flat vector, dim=… or --dim …"
             )
 
 
