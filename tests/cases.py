@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from demx.estimator import Jensen, LogSumExp, Mixed, Ratio
-from demx.networks import directed, egnn, lean, mlp
+from demx.networks import directed, egnn, lean, mlp, relaxing
 from demx.noise import Geometric, Linear, LinearSDE, VariancePreserving
 from demx.space import Euclidean, MeanFree
 from demx.targets.double_well import double_well, dw4
@@ -69,6 +69,7 @@ def networks(space, key):
             "egnn": egnn(space, key, width=16, depth=2),
             "lean": lean(space, key, width=16, depth=2, num_basis=8),
             "directed": directed(space, key, width=16, depth=2, vectors=4, num_basis=8),
+            "relaxing": relaxing(space, key, width=16, depth=2, vectors=4, num_basis=8),
         }
     return {"mlp": mlp(space, key, width=16, depth=2, embedding=8)}
 

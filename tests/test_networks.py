@@ -68,7 +68,7 @@ def test_overlapping_particles(space, name, key):
 
 
 def test_particle_networks_refuse_other_spaces(key):
-    for name in ("egnn", "lean", "directed"):
+    for name in ("egnn", "lean", "directed", "relaxing"):
         with pytest.raises(ValueError, match="expected a space of particles"):
             NETWORKS[name](Euclidean(3), key)
 

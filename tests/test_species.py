@@ -46,7 +46,7 @@ def test_images_keep_the_energy_and_the_species(key):
     assert len(orders) == 2 * 6  # 2! · 3!
 
 
-@pytest.mark.parametrize("name", ["lean", "directed", "egnn"])
+@pytest.mark.parametrize("name", ["lean", "directed", "relaxing", "egnn"])
 def test_networks_respect_the_species_and_no_more(name, key):
     """Equivariant under images, and not under an exchange of different particles."""
     net = shaken(networks(SPACE, key)[name], key)
@@ -61,7 +61,7 @@ def test_networks_respect_the_species_and_no_more(name, key):
     assert float(jnp.abs(run(x[other]) - out[other]).max()) > 1e-3
 
 
-@pytest.mark.parametrize("name", ["lean", "directed", "egnn"])
+@pytest.mark.parametrize("name", ["lean", "directed", "relaxing", "egnn"])
 def test_species_leave_the_other_parameters_as_they_are(name, key):
     def leaves(space):
         found = jax.tree_util.tree_leaves_with_path(networks(space, key)[name])

@@ -8,5 +8,7 @@ from demx.networks.directed import directed
 from demx.networks.egnn import egnn
 from demx.networks.lean import lean
 from demx.networks.mlp import mlp
+from demx.networks.relaxing import relaxing
 
-NETWORKS = {"mlp": mlp, "egnn": egnn, "lean": lean, "directed": directed}
+NETWORKS = {"mlp": mlp, "egnn": egnn, "lean": lean, "directed": directed,
+            "relaxing": relaxing}  # fmt: skip

@@ -78,20 +78,27 @@ class Directed(eqx.Module):
         vectors = self.read_vectors.out_features
         return n * (n // 2) * max(*self.read_filter.shape, dim * vectors)
 
-    def __call__(self, level: Float[Array, ""], x: Float[Array, "n dim"]) -> Float[Array, "n dim"]:
-        basis, unit = radial_basis(x, self.read_filter.shape[0], self.reach)
+    def begin(self, level: Array, x: Array) -> tuple[Array, Float[Array, "n C"]]:
+        """The level as every layer gets it, and the first features: how far from the centre."""
         features = jax.nn.silu(self.level_in(sinusoidal(level, self.levels, 8.0)))
         conditioning = jax.nn.silu(self.level_out(features))
         radius2 = jnp.sum(x**2, axis=-1, keepdims=True)
         radial = jnp.concatenate([jnp.sqrt(radius2 + 1e-4), jnp.log1p(radius2)], axis=-1)
-        h, v = linear(self.node, radial) + conditioning[None], None
-        h = h if self.species is None else h + self.species()
-        for layer in self.layers:
-            h, v = layer(h, v, basis, unit, conditioning)
+        h = linear(self.node, radial) + conditioning[None]
+        return conditioning, h if self.species is None else h + self.species()
+
+    def read(self, h: Array, v: Array, basis: Array, unit: Array) -> Float[Array, "n dim"]:
+        """What features and vectors say, along the pairs and by the vectors themselves."""
         a, b = linear(self.read_self, h), linear(self.read_other, h)
         out = forces(basis @ self.read_filter, a, b, unit)
-        out = out + jnp.sum(linear(self.read_vectors, h)[:, None] * v, axis=-1)
-        out = out + x * linear(self.read_radial, h)
+        return out + jnp.sum(linear(self.read_vectors, h)[:, None] * v, axis=-1)
+
+    def __call__(self, level: Float[Array, ""], x: Float[Array, "n dim"]) -> Float[Array, "n dim"]:
+        basis, unit = radial_basis(x, self.read_filter.shape[0], self.reach)
+        (conditioning, h), v = self.begin(level, x), None
+        for layer in self.layers:
+            h, v = layer(h, v, basis, unit, conditioning)
+        out = self.read(h, v, basis, unit) + x * linear(self.read_radial, h)
         return out - jnp.mean(out, axis=0, keepdims=True)
 
 
