@@ -247,3 +247,19 @@ def test_the_command_of_the_readme(place):
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+def test_the_page_of_a_comparison_of_a_file(place):
+    """Energies and samples of a function that only its file and its space make a target of."""
+    from demx.comparison import Row
+    from demx.report import comparison as page
+
+    x = np.random.default_rng(0).normal(size=(50, 4, 3)).astype(np.float32)
+    np.savez(place / "x.npz", x=x - x.mean(axis=1, keepdims=True))
+    evaluation = {
+        "metrics": {}, "verdict": [], "energy_calls": 7, "evaluation_energy_calls": 0,
+        "bad_samples": 0,
+    }  # fmt: skip
+    row = Row("hmc", evaluation, 1.0, 0.1, place / "x.npz")
+    path = page.write("mine.py:cluster", [row], place / "compare.html", particles=(4, 3))
+    assert "hmc: 50 samples" in path.read_text()

@@ -1,6 +1,8 @@
 """The report: what it says and shows, from samples with a known law; plots; small tables."""
 
+import functools
 import re
+import shlex
 import sys
 import types
 from pathlib import Path
@@ -9,16 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 import demx
-from demx import config, resolve
+from demx import cli, config, resolve
 from demx.errors import UserError
 from demx.evaluate.profile import bins_over, profile
 from demx.fitted import Fitted
 from demx.progress import ProgressLine
-from demx.report import document, figures, sections
+from demx.report import document, figures, html, sections, tables
 from demx.report.plots import Plot
+from demx.space import MeanFree
 from demx.train import Budget, Progress
 from demx.types import Samples
 
@@ -261,3 +265,91 @@ def test_history_of_a_run_in_memory():
     })  # fmt: skip
     assert [line["step"] for line in fitted.history] == [1, 2]
     assert fitted.directory is None and "validation" in figures.training_series(fitted.history)
+
+
+def test_species_have_colours_and_sizes(rng):
+    """The view tells them apart, and says which is which; of equal particles nothing is said."""
+    x, energy = rng.normal(size=(50, 3, 3)), rng.normal(size=50)
+
+    def target(*species, **known):
+        nothing = {"space": MeanFree(3, 3, species or None), "log_density": lambda x: 0.0}
+        return types.SimpleNamespace(**nothing, **known)
+
+    kinds, names = sections.species(target(4, 7, 4))
+    assert kinds == (0, 1, 0) and names == ["species 4", "species 7"]
+    text = document.view(x, energy, kinds, names)
+    assert '"kinds":[0,1,0]' in text and "rgb(224, 129, 38)" in text and "species 7" in text
+    plain = sections.species(target())
+    assert plain == ((), []) and "legend" not in document.view(x, energy, *plain)
+    atoms = target(4, 7, 8, symbols=("Au", "H", "H"))
+    assert sections.species(atoms)[1] == ["Au", "H (1)", "H (2)"]
+
+
+def test_the_axis_of_a_histogram_is_robust(rng):
+    """A fifth of energies that are astronomical does not squeeze the others, and is counted; what
+    is drawn has the area of the rest."""
+    energy = np.concatenate([rng.normal(size=800), np.full(200, 1e9)])
+    axes = Figure().add_subplot()
+    figures.histogram(axes, "energy", energy, rng.normal(size=500))
+    assert -5 < axes.get_xlim()[0] < -2.5 and 2.5 < axes.get_xlim()[1] < 12
+    assert axes.get_title() == "200 of 1000 beyond this axis"
+    outline = axes.patches[-1].get_xy()  # of the samples: corners of its steps, there and back
+    area = np.sum(np.diff(outline[:, 0]) * outline[:-1, 1])
+    assert abs(area) == pytest.approx(0.8, rel=1e-6)
+    # of a normal nothing is left out; of an exponential law exp(-(log 4 + 3 log 3)) = 1/108
+    assert figures.central(energy[:800]) == (energy[:800].min(), energy[:800].max())
+    assert figures.central(rng.exponential(size=4000))[1] == pytest.approx(np.log(108), rel=0.1)
+    alone = figures.histogram(Figure().add_subplot(), "energy", np.full(9, 3.0))
+    assert alone.get_title() == ""
+
+
+def test_the_floor_is_named_where_it_is_drawn(plane):
+    """Dashes belong to w2 of as many samples as training looked at."""
+    found = plane.evaluate(20, repeats=2, likelihood="none")
+    shown = sections.Shown.of(plane, found, 100)
+    assert "Dashed: the floor" in sections.training(shown)
+    history = [{"energy_calls": 1, "loss": 2.0}]
+    other = Fitted(plane.target, plane.method, None, plane.config, plane.progress, history=history)
+    assert "Dashed" not in sections.training(shown._replace(fitted=other))
+
+
+def test_the_paper_has_a_column_where_it_has_numbers(plane):
+    found = plane.evaluate(20, repeats=2, likelihood="none")
+    about = tables.About.of_run(plane)
+    assert tables.rows(about, found)[0][-1] == "paper"
+    header, cells = tables.rows(about._replace(target="mine:energy"), found)
+    assert "paper" not in header and {len(line) for line in cells} == {len(header)}
+
+
+@pytest.mark.parametrize(
+    "about, progress, wanted",
+    [
+        ({"target": "gmm40"}, Progress(step=2), "demx fit gmm40 --method idem --seed 0"),
+        (
+            {"target": "mix:posterior", "source": "/some/mix.py:posterior", "fingerprint": []},
+            Progress(step=1, seconds=179.6),
+            "demx fit mix.py:posterior --method idem --seed 0 --budget 180s",
+        ),
+        (
+            {
+                "target": "mix:salt", "source": "/mix.py:salt", "fingerprint": [], "scale": 2.0,
+                "particles": [4, 3], "species": [0, 0, 1, 1], "target_settings": {"kind": "a b"},
+            },
+            Progress(step=2),
+            "demx fit mix.py:salt --method idem --seed 0 --shape 4,3 --symmetry particles "
+            "--species 0,0,1,1 --scale 2.0 --set 'target.kind=\"a b\"'",
+        ),
+        ({"target": "energy", "fingerprint": []}, Progress(), ""),
+    ],
+)  # fmt: skip
+def test_the_command_of_a_page_can_be_typed(about, progress, wanted, plane, monkeypatch):
+    fitted = Fitted(
+        plane.target, plane.method, None, {"method": "idem", "seed": 0, **about}, progress
+    )
+    assert html.command(fitted) == wanted
+    if wanted:
+        called = []
+        nothing = functools.wraps(cli.COMMANDS["fit"])(lambda *a, **o: called.append(a))
+        monkeypatch.setitem(cli.COMMANDS, "fit", nothing)
+        cli.call(shlex.split(wanted)[1:])
+        assert called[0][0] == wanted.split()[2]

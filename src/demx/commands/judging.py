@@ -152,7 +152,8 @@ def compare(
         report=lambda text: print(text, file=sys.stderr, flush=True),
     )  # fmt: skip
     page.show(target, rows)
-    print(page.write(target, rows, place / "compare.html"))
+    where = space_of(dim, shape, symmetry, species)
+    print(page.write(target, rows, place / "compare.html", **where))
     if all(row.error for row in rows):
         sys.exit(1)
 

@@ -4,6 +4,7 @@ import html
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -11,7 +12,6 @@ from rich.markup import escape
 from rich.table import Table
 
 import demx
-from demx import config
 from demx.comparison import Row
 from demx.correction import equal_weights
 from demx.display import html_table, with_error
@@ -19,6 +19,7 @@ from demx.evaluate import reference
 from demx.evaluate.evaluation import batched_energies
 from demx.report import document, figures
 from demx.report.sections import DEFINITIONS
+from demx.resolve import Opened, open_target, reference_key
 from demx.samples import read
 from demx.store import write_atomic
 
@@ -74,9 +75,13 @@ def show(target: str, rows: Sequence[Row]) -> None:
             console.print(escape(f"{row.method}: {row.error}"))
 
 
-def write(target: str, rows: Sequence[Row], path: Path) -> Path:
-    """One page: the table, energies of all methods, and what their samples look like."""
-    built = config.build_target(target, {})
+def write(target: str, rows: Sequence[Row], path: Path, **space: Any) -> Path:
+    """One page: the table, energies of all methods, and what their samples look like.
+
+    space: of an energy function in a file, as in `demx.fit`.
+    """
+    opened = open_target(target, {}, look=False, **space)
+    built = opened.target
     header, lines = cells(rows)
     meaning = "".join(
         f"<dt>{html.escape(name)}</dt><dd>{html.escape(DEFINITIONS[name])}</dd>"
@@ -100,7 +105,7 @@ def write(target: str, rows: Sequence[Row], path: Path) -> Path:
             words = " ".join(row.evaluation["verdict"])
             parts.append(f"<p><b>{html.escape(row.method)}</b>: {html.escape(words)}</p>")
     drawn = {row.method: _evenly(row.samples) for row in rows if row.samples is not None}
-    of_reference = None if built.space.shape == (2,) else _of_reference(target, built)
+    of_reference = None if built.space.shape == (2,) else _of_reference(opened)
     parts.append('<div class="row">')
     for name, x in drawn.items():
         x = x[np.isfinite(x).reshape(len(x), -1).all(axis=1)]
@@ -130,6 +135,6 @@ def _evenly(path: Path) -> np.ndarray:
     return stored.x[equal_weights(stored.log_weight, len(stored.x), 0)]
 
 
-def _of_reference(target: str, built) -> np.ndarray | None:
-    sets = reference.find(target, {}, built)
-    return None if sets is None else batched_energies(built, sets.test[:2000])
+def _of_reference(opened: Opened) -> np.ndarray | None:
+    sets = reference.find(*reference_key(opened.head({})), opened.target)
+    return None if sets is None else batched_energies(opened.target, sets.test[:2000])

@@ -14,6 +14,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from demx.evaluate.evaluation import batched_energies
 from demx.evaluate.profile import Profile
+from demx.report.document import COLOURS, SIZES
 from demx.types import Target
 
 BLUE, ORANGE, GREY = "#4a86d8", "#e08126", "#8a8f98"
@@ -89,27 +90,47 @@ def scatter(axes: Axes, columns: dict[str, np.ndarray]) -> Axes:
     return axes
 
 
-def particles(axes: Axes, x: np.ndarray) -> Axes:
-    """One configuration (particles, dim)."""
-    axes.scatter(*x.T, s=220, color=ORANGE, edgecolors=GREY)
+def particles(axes: Axes, x: np.ndarray, kinds: Sequence[int] = ()) -> Axes:
+    """One configuration (particles, dim); kinds: their species, 0, 1, …"""
+    kinds = np.asarray(kinds or (0,) * len(x)) % len(COLOURS)
+    colours, areas = np.array(COLOURS)[kinds] / 255, 220 * np.array(SIZES)[kinds] ** 2
+    axes.scatter(*x.T, s=areas, c=colours, edgecolors=GREY)
     axes.set_aspect("equal")
     return axes
 
 
+def central(values: np.ndarray) -> tuple[float, float]:
+    """The quartiles and three times their distance beyond (Tukey's outer fences), as far as there
+    are values: what a fifth of the samples do, however far out, leaves it as it is.
+
+    Of a normal it is 4.7σ, of an exponential law it leaves out 1 %.
+    """
+    low, high = np.quantile(values, [0.25, 0.75])
+    more = 3 * (high - low) or np.inf
+    return max(values.min(), low - more), min(values.max(), high + more)
+
+
 def _shared_bins(sets: Sequence[np.ndarray], count: int = 60) -> np.ndarray:
-    """Bins over the central 99.8 % of all sets: outliers are counted in the text, not drawn."""
-    low = min(np.quantile(s, 0.001) for s in sets)
-    high = max(np.quantile(s, 0.999) for s in sets)
-    return np.linspace(low, max(high, low + 1e-6), count)
+    lows, highs = zip(*map(central, sets), strict=True)
+    low, high = min(lows), max(highs)
+    # one value, and of single precision at that, is a range too
+    return np.linspace(low, max(high, low + 1e-6 * max(1.0, abs(low))), count)
 
 
 def histogram(axes: Axes, name: str, x: np.ndarray, reference: np.ndarray | None = None) -> Axes:
-    """Distribution of a number over the samples, beside the reference."""
-    bins = _shared_bins([x] if reference is None else [x, reference])
+    """Distribution of a number over the samples, beside the reference; those beyond the axis are
+    counted above it, and the area below the curve is the share of the others."""
+    x = np.asarray(x, float)
+    sets = [x] if reference is None else [x, np.asarray(reference, float)]
+    bins = _shared_bins(sets)
+    share = [np.full(len(s), 1 / (len(s) * (bins[1] - bins[0]))) for s in sets]
     if reference is not None:
-        axes.hist(reference, bins, density=True, color=GREY, alpha=0.45, label="reference")
-    axes.hist(x, bins, density=True, histtype="step", color=ORANGE, lw=1.6, label="samples")
+        axes.hist(sets[1], bins, weights=share[1], color=GREY, alpha=0.45, label="reference")
+    axes.hist(x, bins, weights=share[0], histtype="step", color=ORANGE, lw=1.6, label="samples")
     axes.set(xlabel=name, ylabel="density")
+    beyond = int(((x < bins[0]) | (x > bins[-1])).sum())
+    if beyond:
+        axes.set_title(f"{beyond} of {len(x)} beyond this axis", fontsize="small")
     if reference is not None:
         axes.legend()
     return axes

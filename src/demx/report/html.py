@@ -1,6 +1,8 @@
 """report.html: one file, nothing loaded from anywhere, that shows a run."""
 
 import html
+import json
+import shlex
 from pathlib import Path
 
 import demx
@@ -69,8 +71,29 @@ def _costs(shown: Shown) -> str:
 
 
 def _made_by(fitted: api.Fitted) -> str:
-    about = fitted.config
-    return (
-        f"demx {demx.__version__}: demx fit {about['target']} --method {about['method']} "
-        f"--seed {about['seed']}, with the configuration above; demx report."
-    )
+    how = command(fitted) or "demx.fit, in Python, of an energy that has no file of its own"
+    return f"demx {demx.__version__}: {how}, with the configuration above; demx report."
+
+
+def command(fitted: api.Fitted) -> str:
+    """The `demx fit` of a run, but for settings that are not the target's; '' if there is none."""
+    about, p = fitted.config, fitted.progress
+    if "source" not in about and "fingerprint" in about:  # an object in Python
+        return ""
+    name = about["target"]
+    if "source" in about:
+        name = f"{Path(about['source'].rpartition(':')[0]).name}:{name.rpartition(':')[2]}"
+    words = ["demx", "fit", name, "--method", about["method"], "--seed", str(about["seed"])]
+    joined = lambda numbers: ",".join(map(str, numbers))  # noqa: E731
+    if "particles" in about:
+        words += ["--shape", joined(about["particles"]), "--symmetry", "particles"]
+    if "species" in about:
+        words += ["--species", joined(about["species"])]
+    for option in ("dim", "scale"):
+        if option in about:
+            words += [f"--{option}", str(about[option])]
+    for setting, value in about.get("target_settings", {}).items():
+        words += ["--set", f"target.{setting}={json.dumps(value)}"]
+    if 0 < p.step < fitted.method.outer_steps:
+        words += ["--budget", f"{max(1, round(p.seconds))}s"]
+    return shlex.join(words)

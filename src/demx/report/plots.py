@@ -46,7 +46,8 @@ class Plot:
         if isinstance(target.space, MeanFree) and target.space.dim in (2, 3):
             kind = "3d" if target.space.dim == 3 else None
             lowest = even.x[np.argmin(even.energy)]
-            return figures.particles(ax or figures.new_axes(5, 5, kind), lowest)
+            kinds, _ = sections.species(target)
+            return figures.particles(ax or figures.new_axes(5, 5, kind), lowest, kinds)
         columns = sections.coordinates(target, even.x)
         return figures.scatter(ax or figures.new_axes(5, 5), columns)
 

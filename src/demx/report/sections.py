@@ -76,12 +76,24 @@ def samples(shown: Shown) -> str:
             "Samples from the lowest energy to the highest: drag to rotate, and step through them "
             "with the slider. Lines join near neighbours."
         )
-        moving = document.view(even.x, even.energy)
+        moving = document.view(even.x, even.energy, *species(target))
         return document.section("Samples", document.paragraph(words), moving)
     columns = coordinates(target, even.x)
     drawn = figures.svg(lambda axes: figures.scatter(axes, columns), 5, 5)
     words = f"The first two of {len(columns)} coordinates, {len(even.x)} samples."
     return document.section("Samples", document.figure(drawn, words))
+
+
+def species(target: Target) -> tuple[tuple[int, ...], list[str]]:
+    """Of every particle, 0, 1, …, and what they are called; nothing if all particles are equal."""
+    kinds = target.space.several
+    if kinds is None:
+        return (), []
+    given = getattr(target, "symbols", [f"species {one}" for one in target.space.species])
+    names = [given[kinds.index(kind)] for kind in range(max(kinds) + 1)]
+    # atoms of one element can be of several species
+    names = [f"{n} ({kind})" if names.count(n) > 1 else n for kind, n in enumerate(names)]
+    return kinds, names
 
 
 def coordinates(target: Target, x: np.ndarray) -> dict[str, np.ndarray]:
@@ -208,7 +220,8 @@ def training(shown: Shown) -> str:
     found = shown.found.metrics if shown.found else {}
     # a floor depends on n: it is that of the looks only if they had as many samples
     looked = shown.fitted.config.get("evaluation", {}).get("n")
-    floor = {"w2": found["w2"].floor} if "w2" in found and found["w2"].n == looked else {}
+    known = "w2" in series and "w2" in found and found["w2"].n == looked
+    floor = {"w2": found["w2"].floor} if known and found["w2"].floor is not None else {}
     drawn = []
     for name, (calls, values) in series.items():
         draw = lambda axes, n=name, c=calls, v=values: figures.curve(axes, n, c, v, floor.get(n))  # noqa: E731

@@ -84,7 +84,8 @@ def as_json(about: About, found: Assessment) -> str:
 
 def rows(about: About, found: Assessment) -> tuple[list[str], list[list[str]]]:
     """Header and cells of the table of metrics, for a terminal or a page."""
-    header = ["metric", "n", "value", "floor", "verdict", "paper"]
+    published = PAPER.get(about.target, {})
+    header = ["metric", "n", "value", "floor", "verdict", *(["paper"] if published else [])]
     if found.mcmc is not None:
         header.insert(4, "mcmc")
     cells = []
@@ -95,7 +96,7 @@ def rows(about: About, found: Assessment) -> tuple[list[str], list[list[str]]]:
             with_error(metric.value, metric.standard_error),
             with_error(metric.floor, metric.floor_standard_error),
             word(name, metric),
-            number(PAPER.get(about.target, {}).get(name)),
+            *([number(published.get(name))] if published else []),
         ]
         if found.mcmc is not None:
             other = found.mcmc.metrics.get(name)

@@ -36,10 +36,11 @@ for (const view of document.querySelectorAll(".view")) {
     }
     pen.clearRect(0, 0, width, height);
     const scale = 0.5 * Math.min(width, height) / (data.reach + data.radius);
-    const points = data.samples[slider.value].map((x) => {
+    const points = data.samples[slider.value].map((x, i) => {
       const p = [0, 3, 6].map((r) => turn[r] * x[0] + turn[r + 1] * x[1] + turn[r + 2] * x[2]);
       const zoom = flat ? 1 : 1 / (1 - p[2] / (5 * data.reach));
-      return { at: p, depth: 0.5 + 0.5 * p[2] / data.reach, r: data.radius * scale * zoom,
+      const kind = data.kinds[i], r = data.sizes[kind] * data.radius * scale * zoom;
+      return { at: p, depth: 0.5 + 0.5 * p[2] / data.reach, r: r, colour: data.colours[kind],
                x: width / 2 + p[0] * scale * zoom, y: height / 2 - p[1] * scale * zoom };
     });
     const parts = points.map((p) => ({ depth: flat ? 1 : p.depth, ball: p }));
@@ -64,9 +65,9 @@ for (const view of document.querySelectorAll(".view")) {
       }
       const light = pen.createRadialGradient(
         ball.x - 0.35 * ball.r, ball.y - 0.4 * ball.r, 0.05 * ball.r, ball.x, ball.y, ball.r);
-      light.addColorStop(0, shade([255, 221, 184], depth));
-      light.addColorStop(0.45, shade([224, 129, 38], depth));
-      light.addColorStop(1, shade([134, 72, 14], depth));
+      light.addColorStop(0, shade(ball.colour.map((v) => v + 0.7 * (255 - v)), depth));
+      light.addColorStop(0.45, shade(ball.colour, depth));
+      light.addColorStop(1, shade(ball.colour.map((v) => 0.57 * v), depth));
       pen.fillStyle = light;
       pen.beginPath();
       pen.arc(ball.x, ball.y, ball.r, 0, 2 * Math.PI);
