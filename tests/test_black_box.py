@@ -1,6 +1,10 @@
 """Energies on the host: values, gradients, and that every call is counted."""
 
+import os
+import re
+import signal
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +12,11 @@ import numpy as np
 import pytest
 
 import demx
-from demx import cli, devices
+from demx import cli, devices, pace
 from demx.energy import energies, evaluate, evaluate_columns, pointwise
 from demx.errors import UserError
+from demx.evaluate.equilibrium import Equilibrium, least_calls
+from demx.pace import watched
 from demx.space import normal
 from demx.targets.black_box import BlackBox, black_box
 from demx.targets.function import FunctionTarget
@@ -124,6 +130,90 @@ def test_sizes_for_a_slow_function_are_chosen_once(tmp_path, monkeypatch, capsys
     assert again.config == first.config and again.progress == first.progress
     with pytest.warns(UserWarning, match=r"room for about 0.78 outer loops.*--method hmc"):
         fit(4e-3, budget="40s", progress=False)
+
+
+CHAINS = {"sampler": {"num_chains": 4, "length": 4, "outer_steps": 2, "thin": 2, "relax_steps": 2}}
+
+
+def chains(function, **options):
+    target = black_box(function, dim=2)
+    return demx.fit(
+        target, method="hmc", scale=1.0, warm_start=np.zeros((1, 2)), progress=False,
+        settings=CHAINS | {"evaluation": {"every": 0}}, **options,
+    )  # fmt: skip
+
+
+def test_a_long_loop_is_given_up_and_done_again(tmp_path):
+    """When time is up in its midst: the run goes on as if it had not been stopped."""
+    pause = [0.0]
+
+    def slow(x):
+        time.sleep(pause[0])
+        return bowl(x)
+
+    whole = chains(bowl)
+    first = whole.progress.energy_calls - 4 * 4 * 8  # all but the second loop
+    one = chains(slow, directory=tmp_path, budget=f"{first}calls").progress
+    assert one.step == 1 and one.energy_calls == first
+    pause[0] = 0.05  # the second loop would take 6.4 s
+    half = chains(slow, directory=tmp_path, budget=f"{one.seconds + 1:.1f}s")
+    assert half.ended == "budget" and half.progress.step == 1
+    assert half.progress.energy_calls == first
+    # opening the target and beginning the chains once more are calls too, but not of the loop
+    opening = half.config["probe_calls"] + 4
+    assert half.progress.given_up_calls == half.target.calls - opening
+    assert half.progress.seconds > one.seconds
+    pause[0] = 0.0
+    again = chains(slow, directory=tmp_path)
+    assert again.progress.given_up_calls == half.progress.given_up_calls
+    assert again.progress.energy_calls == whole.progress.energy_calls
+    for a, b in zip(jax.tree.leaves(again.state), jax.tree.leaves(whole.state), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
+def test_a_signal_stops_a_loop_in_its_midst(number, tmp_path, capfd):
+    """At once, though the main thread waits for a compiled program."""
+    started = []
+
+    def endless(x):
+        started.append(1)
+        if len(started) == 500:
+            os.kill(os.getpid(), number)
+        time.sleep(0.1 if len(started) >= 500 else 0.0)
+        return bowl(x)
+
+    settings = CHAINS["sampler"] | {"length": 500, "outer_steps": 1}
+    fitted = demx.fit(
+        black_box(endless, dim=2), method="hmc", scale=1.0, directory=tmp_path, progress=False,
+        warm_start=np.zeros((1, 2)), settings={"sampler": settings},
+    )  # fmt: skip
+    assert fitted.ended == "interrupted" and fitted.progress.step == 0
+    assert len(started) < 520 and "Traceback" not in capfd.readouterr().err
+
+
+def test_what_samples_and_references_take_is_said_before(monkeypatch, capsys):
+    """Of a slow function only; HMC takes 8 calls a transition, 2 of them between samples."""
+    monkeypatch.setattr(BlackBox, "seconds_per_point", 0.1)
+    sampler = chains(bowl)
+    drawn = sampler.sample(7)
+    said = capsys.readouterr().err
+    assert f"samples: {drawn.energy_calls} energy calls, about 13 s at 0.1 s a call" in said
+    assert drawn.energy_calls == 8 * 2 * 8
+    sampler.evaluate(10, repeats=1, likelihood="none")
+    assert "evaluate: 202 energy calls" in capsys.readouterr().err
+    settings = Equilibrium(num_chains=8, max_rungs=2, num_leapfrog=2)
+    with watched(sampler.target, "reference", least_calls(100, settings), least=True):
+        pass
+    assert "reference: at least" in capsys.readouterr().err
+
+
+def test_how_far_it_is_is_shown_meanwhile(monkeypatch, capsys):
+    monkeypatch.setattr(pace, "EVERY", 0.05)
+    target = black_box(lambda x: (time.sleep(0.02), bowl(x))[1], dim=2)
+    with watched(target, "samples"):
+        jax.block_until_ready(energies(target, jnp.ones((20, 2))))
+    assert re.search(r"samples: \d+ energy calls so far, in 0\.\d+ s", capsys.readouterr().err)
 
 
 def test_finite_differences_count_each_call():

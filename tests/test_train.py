@@ -297,7 +297,10 @@ def test_a_run_without_any_usable_target_diverges():
     def energy(x):
         return jnp.where(jnp.sum(x**2) < 4.0, jnp.sum(x**2), jnp.nan)
 
-    with pytest.raises(Diverged, match="of the updates were not finite"):
+    with (
+        pytest.raises(Diverged, match="of the updates were not finite"),
+        pytest.warns(UserWarning, match=r"\d+ of 256 normal points"),
+    ):
         demx.fit(
             energy,
             dim=2,

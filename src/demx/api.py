@@ -17,11 +17,13 @@ from demx.beginning import beginning
 from demx.errors import UserError
 from demx.fitted import Fitted, LogZ, log_z
 from demx.glance import Glance
+from demx.interruption import Inside
 from demx.pace import cost, duration
 from demx.progress import ProgressLine
 from demx.recipe import LOOPS, PATIENCE
 from demx.resolve import reopen, resolve
 from demx.store import Store
+from demx.targets.black_box import BlackBox
 from demx.train import Budget, Progress, parse_budget, train
 from demx.types import Method, Target
 from demx.watch import Stopping
@@ -49,13 +51,14 @@ def fit(
     """Train a sampler on a target: a name, FILE.py:NAME, a Target, or an energy function of one
     configuration.
 
-    budget: '10m', '90s' of training or '5e6calls'. directory: keep a run there, and go on from
-    it when called again. dim / particles / species: the space of an energy function; species are
-    whole numbers, one for each particle, where they are not all equal. scale: the rough width of
-    its mass, if it is known; a probe finds it otherwise. recipe: let the probe decide also where
-    demx has a preset. warm_start: points (n, *shape) to begin from: chains take them in turn, the
-    first for the first chain (without any, those of `target.start`, if it has that), idem and pdem
-    put them into the buffer; other methods refuse them.
+    budget: '10m', '90s' of training or '5e6calls'; an outer loop that has begun is finished, unless
+    the energy is a black box and it would take a tenth longer. directory: keep a run there, and go
+    on from it when called again. dim / particles / species: the space of an energy function;
+    species are whole numbers, one for each particle, where they are not all equal. scale: the rough
+    width of its mass, if it is known; a probe finds it otherwise. recipe: let the probe decide also
+    where demx has a preset. warm_start: points (n, *shape) to begin from: chains take them in turn,
+    the first for the first chain (without any, those of `target.start`, if it has that), idem and
+    pdem put them into the buffer; other methods refuse them.
     checkpoint_seconds: how much work a kill may cost; the result is the same whatever it is.
     settings: sections that change the preset, e.g. {"draws": {"num_samples": 512}}.
     """
@@ -65,7 +68,7 @@ def fit(
     built, config = resolve(
         target, method=method, seed=seed, dim=dim, particles=particles, species=species,
         scale=scale, recipe=recipe, warm_start=warm_start, settings=settings, budget=limit,
-        before=before,
+        before=before, quiet=not progress,
     )  # fmt: skip
     if not checkpoint_seconds > 0:
         raise UserError(f"checkpoint_seconds: expected a positive number, got {checkpoint_seconds}")
@@ -82,7 +85,11 @@ def fit(
         if store:
             stack.enter_context(store.lock())
             store.open(config)
-        line = stack.enter_context(ProgressLine(outer_steps, limit, made.calls_per_step, console))
+        dear = isinstance(built, BlackBox)
+        asked = (lambda: built.points) if dear else None
+        line = stack.enter_context(
+            ProgressLine(outer_steps, limit, made.calls_per_step, console, asked)
+        )
         trained = train(
             made,
             seed=seed,
@@ -94,12 +101,19 @@ def fit(
             observe=line,
             checkpoint_seconds=checkpoint_seconds,
             stopping=Stopping(**config["stopping"]),
+            energy=built if dear else Inside(),
         )
     if line.bad:
         warnings.warn(
             f"{line.bad} energies or new samples were not finite while training, and "
             f"{line.unusable} regression points could not be used: the energy is not finite where "
             "the sampler goes",
+            stacklevel=2,
+        )
+    if trained.ended == "budget" and trained.progress.step == 0:
+        warnings.warn(
+            "not one outer loop was done within the budget, so the sampler is untrained; a larger "
+            "budget goes on, and for a slow energy a classical method (hmc) is the right one",
             stacklevel=2,
         )
     fitted.state, fitted.progress, fitted.ended = trained.kept, trained.progress, trained.ended

@@ -16,7 +16,7 @@ from demx.correction import equal_weights
 from demx.errors import UserError
 from demx.evaluate import densities, verdict
 from demx.evaluate import reference as references
-from demx.evaluate.equilibrium import Equilibrium, samples_within
+from demx.evaluate.equilibrium import Equilibrium, least_calls, samples_within
 from demx.evaluate.evaluation import (
     Evaluation,
     batched_energies,
@@ -25,6 +25,7 @@ from demx.evaluate.evaluation import (
 )
 from demx.evaluate.reference import Reference
 from demx.evaluate.weights import ess
+from demx.pace import watched
 from demx.resolve import open_target, reference_key
 from demx.samples import Stored, fitting
 from demx.types import Samples, Target
@@ -150,7 +151,8 @@ def reference(
     )
     built = opened.target
     start = _start(built, warm_start, sizes.num_chains)
-    made = references.make(built, seed=seed, n=n, settings=sizes, report=report, start=start)
+    with watched(built, "reference", 2 * least_calls(n, sizes), least=True):
+        made = references.make(built, seed=seed, n=n, settings=sizes, report=report, start=start)
     for size in (1000, 2000):
         if n >= 2 * size:
             report(f"floors at n = {size}")
@@ -227,9 +229,10 @@ def assess(
     if found is None and (isinstance(target, str) or hasattr(built, "sample")):
         found = references.find(*reference_key(opened.head(about)), built)
     try:
-        judged = assess_target(
-            built, x, reference=found, n=n, density=density, mcmc_calls=mcmc_calls, seed=seed
-        )
+        with watched(built, "evaluate", len(x) + mcmc_calls):
+            judged = assess_target(
+                built, x, reference=found, n=n, density=density, mcmc_calls=mcmc_calls, seed=seed
+            )
     except ValueError as error:
         raise UserError(str(error)) from error
     if stored.log_weight is None:

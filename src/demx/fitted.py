@@ -20,6 +20,7 @@ from demx.evaluate.evidence import LogZ, log_z
 from demx.evaluate.reference import Reference
 from demx.methods import METHODS
 from demx.methods.annealing import Annealing
+from demx.pace import watched
 from demx.resolve import reference_key, rows
 from demx.train import Progress
 from demx.types import Method, Samples, Target
@@ -106,7 +107,17 @@ class Fitted:
         valid); 'smc' anneals weighted particles along the learned noise levels, which repairs
         mode weights too: use its `log_weight`.
         """
-        return self._draw(_key(seed, "sample"), n, weights, correct, correct_steps)
+        with watched(
+            self.target, "samples", self._sample_calls(n, weights, correct, correct_steps)
+        ):
+            return self._draw(_key(seed, "sample"), n, weights, correct, correct_steps)
+
+    def _sample_calls(self, n: int, weights: bool, correct: str | None, steps: int) -> int | None:
+        """Energy calls that n samples will take, if that can be said before."""
+        if correct == "smc" or self.method.sample_calls is None or not isinstance(n, int):
+            return None
+        moves = n * (steps + 1) if correct else 0
+        return self.method.sample_calls(n) + moves + (n if weights else 0)
 
     def stream(
         self,
@@ -134,7 +145,11 @@ class Fitted:
         """
         from demx.outputs.drawn import draw
 
-        return draw(self, Path(path), n, seed=seed, **how)
+        order = [how.get(name, usual) for name, usual in
+                 (("weights", False), ("correct", None), ("correct_steps", 300))]  # fmt: skip
+        calls = self._sample_calls(n, *order)
+        with watched(self.target, "samples", None if calls is None else calls + n):
+            return draw(self, Path(path), n, seed=seed, **how)
 
     def provenance(self) -> dict[str, Any]:
         """Where samples of this sampler come from."""
@@ -224,30 +239,35 @@ class Fitted:
         `sample`; samples with weights are resampled.
         """
         check_sizes(n, likelihood_n)
-        drawn = self._blocks(_key(seed, "evaluate"), n, repeats, correct, correct_steps)
-        space = self.target.space
-        if likelihood == "auto":
-            known = self.method.weighted or self.method.sample_weighted is not None
-            # a density by a flow takes hours in many dimensions; weights alone are there anyway
-            cheap = space.dof <= 16 or self.method.log_prob is None
-            likelihood = "native" if known and cheap else "none"
-        density = None
-        if likelihood == "native":
-            density = self._density(likelihood_n, seed)
-        elif likelihood == "flow":
-            density = flow_density(self.target, np.asarray(drawn.x), likelihood_n, seed)
-        elif likelihood != "none":
-            raise UserError(f"likelihood: expected auto, native, flow or none, got {likelihood!r}")
-        return assess_target(
-            self.target,
-            np.asarray(drawn.x),
-            reference=ruler(reference) or self.reference(),
-            n=n,
-            density=density,
-            mcmc_calls=mcmc_calls,
-            sampling_calls=drawn.energy_calls,
-            seed=seed,
-        )
+        calls = self._sample_calls(n * repeats, False, correct, correct_steps)
+        calls = None if calls is None else calls + n * repeats + mcmc_calls
+        with watched(self.target, "evaluate", calls):
+            drawn = self._blocks(_key(seed, "evaluate"), n, repeats, correct, correct_steps)
+            space = self.target.space
+            if likelihood == "auto":
+                known = self.method.weighted or self.method.sample_weighted is not None
+                # a density by a flow takes hours in many dimensions; weights alone are there anyway
+                cheap = space.dof <= 16 or self.method.log_prob is None
+                likelihood = "native" if known and cheap else "none"
+            density = None
+            if likelihood == "native":
+                density = self._density(likelihood_n, seed)
+            elif likelihood == "flow":
+                density = flow_density(self.target, np.asarray(drawn.x), likelihood_n, seed)
+            elif likelihood != "none":
+                raise UserError(
+                    f"likelihood: expected auto, native, flow or none, got {likelihood!r}"
+                )
+            return assess_target(
+                self.target,
+                np.asarray(drawn.x),
+                reference=ruler(reference) or self.reference(),
+                n=n,
+                density=density,
+                mcmc_calls=mcmc_calls,
+                sampling_calls=drawn.energy_calls,
+                seed=seed,
+            )
 
     def _blocks(self, key, n: int, repeats: int, correct: str | None, steps: int) -> Samples:
         """n·repeats samples without weights, in independent blocks of n."""
@@ -262,7 +282,7 @@ class Fitted:
         return Samples(jnp.concatenate([part.x for part in parts]), energy_calls=calls)
 
     def _density(self, n: int, seed: int) -> Density:
-        weighted = self.sample(n, seed=seed, weights=True)
+        weighted = self._draw(_key(seed, "sample"), n, True, None, 1)
         island = None if weighted.island is None else np.asarray(weighted.island)
         known, weigh = self.method.log_prob is not None, self.method.weigh_backward
         key = _key(seed, "backward")

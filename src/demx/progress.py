@@ -1,6 +1,8 @@
 """A line that shows how a run is doing."""
 
+import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -8,15 +10,26 @@ from rich.live import Live
 from rich.table import Table
 
 from demx.display import html_table
-from demx.pace import short
+from demx.pace import EVERY, repeated, short
 from demx.train import Budget, Progress
 
 
 class ProgressLine:
     """Rate, loss, clip share, bad points, energy calls, time left: live on a terminal and in a
-    notebook, one line every few seconds elsewhere."""
+    notebook, one line every few seconds elsewhere.
 
-    def __init__(self, outer_steps: int, budget: Budget, calls_per_step: int, console: Console):
+    asked: the energy calls that a black box has counted so far. Its loops may be long: how far the
+    one is that is under way is shown too, at least every ten seconds.
+    """
+
+    def __init__(
+        self,
+        outer_steps: int,
+        budget: Budget,
+        calls_per_step: int,
+        console: Console,
+        asked: Callable[[], int] | None = None,
+    ):
         self.outer_steps, self.budget = outer_steps, budget
         self.calls_per_step, self.console = calls_per_step, console
         self.live = Live(console=console, refresh_per_second=4, transient=False)
@@ -27,6 +40,8 @@ class ProgressLine:
         self.latest = ""
         self.evaluation: dict[str, str] = {}
         self.history: list[dict[str, Any]] = []
+        self.asked, self.beats = asked, contextlib.ExitStack()
+        self.begun, self.since = asked() if asked else 0, time.monotonic()
         self.notebook = _Notebook() if console.is_jupyter and not console.quiet else None
 
     def __enter__(self) -> "ProgressLine":
@@ -35,15 +50,40 @@ class ProgressLine:
         elif self.console.is_terminal:
             self.live.start()
             self.live.update("compiling …")
+        if self.asked is not None and not self.console.quiet:
+            every = 1.0 if self.console.is_terminal or self.notebook else EVERY
+            self.beats.enter_context(repeated(self._beat, every))
         return self
 
     def __exit__(self, *exception) -> None:
+        self.beats.close()
         if self.notebook:
             self.notebook.update(self.cells)
         elif self.console.is_terminal:
             self.live.stop()
         elif self.latest:
             self.console.print(self.latest, highlight=False)
+
+    def _beat(self) -> None:
+        """How far the loop under way is, by the calls it has made."""
+        done, spent = self.asked() - self.begun, time.monotonic() - self.since
+        if spent < 1.0 or not done:
+            return
+        said = f"{short(done)} energy calls"
+        if done < self.calls_per_step:
+            left = spent * (self.calls_per_step / done - 1)
+            said = (
+                f"{short(done)} of {short(self.calls_per_step)} energy calls, {_clock(left)} left"
+            )
+        elif self.calls_per_step:
+            said = f"looking at the samples, {short(done - self.calls_per_step)} energy calls"
+        if self.notebook or self.console.is_terminal:
+            cells = (self.cells if self.history else {}) | {"this loop": said}
+            self.notebook.update(cells) if self.notebook else self.live.update(_grid(cells))
+        elif time.monotonic() - self.last_print > EVERY - 1:
+            self.last_print = time.monotonic()
+            number = len(self.history) and self.history[-1].get("step", 0)
+            self.console.print(f"loop {number + 1}: {said}", highlight=False)
 
     def _left(self, progress: Progress) -> float:
         """Seconds to go: whichever of steps, time and calls ends first."""
@@ -64,6 +104,8 @@ class ProgressLine:
 
     def __call__(self, progress: Progress, metrics: dict[str, Any]) -> None:
         self.history.append({**metrics, "seconds": progress.seconds})
+        if self.asked is not None:
+            self.begun, self.since = self.asked(), time.monotonic()
         if self.first is None:
             self.first = progress
         self.bad += metrics.get("bad", 0)

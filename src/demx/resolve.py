@@ -12,6 +12,7 @@ from demx import config as configuration
 from demx import source as sources
 from demx.beginning import beginning, check_energies, identity, width
 from demx.errors import UserError
+from demx.pace import watched
 from demx.recipe import SMALLER, affordable, probe, smaller
 from demx.recipe import settings as settings_for
 from demx.source import Source
@@ -106,13 +107,15 @@ def resolve(
     settings: Mapping[str, Any] | None = None,
     budget: Budget = Budget(),  # noqa: B008
     before: Mapping[str, Any] | None = None,
+    quiet: bool = True,
 ) -> tuple[Target, dict[str, Any]]:
     """The target and the complete configuration that `fit` would use.
 
     recipe: settings from a probe of the energy (`demx.recipe`) even where there is a preset.
     warm_start: points to begin from; the configuration has their checksum. budget: what the recipe
     makes the outer loops of a black box fit into. before: the configuration of the run that is gone
-    on with; what was measured then, `loop_calls`, is not measured again.
+    on with; what was measured then, `loop_calls`, is not measured again. quiet: a probe of a black
+    box that takes its time tells nothing meanwhile.
     """
     settings = dict(settings or {})
     for section, values in settings.items():
@@ -141,7 +144,8 @@ def resolve(
         preset = {"sampler": {"scale": known}}  # for the first step size: nothing to probe
     sizes_by_recipe = not preset and entry.matching
     if not preset:
-        seen = probe(built, scale)
+        with watched(built, "probe of the energy", quiet=quiet):
+            seen = probe(built, scale)
         calls += seen.energy_calls
         preset = (
             settings_for(built.space, seen)

@@ -1,17 +1,14 @@
 """One loop for every method: step, log, evaluate, checkpoint, resume."""
 
 import math
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 
 from demx.errors import Diverged, UserError
+from demx.interruption import Inside, Overtime, Stoppable, stop_requested
 from demx.types import Method
 from demx.watch import Stopping, Watch
 
@@ -19,7 +16,8 @@ from demx.watch import Stopping, Watch
 @dataclass(frozen=True)
 class Progress:
     """Where a run stands. seconds: training time, evaluation not counted. kept: the step of the
-    state to sample from."""
+    state to sample from. given_up_calls: of steps that were stopped in their midst, not among
+    energy_calls: those are the same however often a run was interrupted."""
 
     step: int = 0
     energy_calls: int = 0
@@ -27,6 +25,7 @@ class Progress:
     seconds: float = 0.0
     kept: int = 0
     watch: Watch = field(default_factory=Watch)
+    given_up_calls: int = 0
 
     @classmethod
     def of(cls, header: dict[str, Any]) -> "Progress":
@@ -81,28 +80,6 @@ class Keeper(Protocol):
     def rewind(self, step: int) -> None: ...
 
 
-@contextmanager
-def stop_requested() -> Iterator[Callable[[], bool]]:
-    """True after Ctrl-C or a request to terminate; a second Ctrl-C interrupts at once."""
-    flag = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield flag.is_set
-        return
-    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-
-    def ask(number, frame):
-        flag.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    for s in before:
-        signal.signal(s, ask)
-    try:
-        yield flag.is_set
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
-
-
 class Trained(NamedTuple):
     """state: the latest. kept: the one to sample from (`demx.watch`). ended: why the run ended:
     'steps', 'budget', 'converged' or 'interrupted'."""
@@ -125,12 +102,15 @@ def train(
     observe: Callable[[Progress, dict[str, Any]], None] = lambda progress, metrics: None,
     checkpoint_seconds: float = 15.0,
     stopping: Stopping = Stopping(),  # noqa: B008
+    energy: Stoppable = Inside(),  # noqa: B008
 ) -> Trained:
     """Run `method.step` until the steps or the budget end; resume if the keeper has a checkpoint.
 
     All randomness is a function of (seed, step), so an interrupted run goes on exactly as if it had
     not been. `evaluate(key, state)` gives metrics and the energy calls they cost; the metric
     `validation`, if there is one, decides which state is kept and, with `stopping`, when to end.
+    energy: by which a step can be stopped in its midst, when the user asks or time is up and the
+    step would take more than a tenth of the budget longer. It is given up, and done again later.
     """
     key_init, key_step, key_evaluate = jax.random.split(jax.random.key(seed), 3)
     state, progress = method.init(key_init), Progress(energy_calls=method.calls_at_init)
@@ -158,36 +138,53 @@ def train(
 
     with stop_requested() as stop:
         while (why := ended()) is None:
-            started = time.perf_counter()
-            new, info = method.step(jax.random.fold_in(key_step, progress.step), state)
-            metrics = {k: v.item() for k, v in info._asdict().items() if v is not None}
-            skipped = metrics.get("skipped", 0.0)
-            if not math.isfinite(metrics.get("loss", 0.0)) or skipped > 0.5:
-                save()
-                raise Diverged(
-                    f"training diverged in outer loop {progress.step + 1}: "
-                    f"{100 * skipped:.0f} % of the updates were not finite "
-                    f"({metrics.get('bad', 0)} bad energies). The last good state (loop "
-                    f"{progress.step}) is kept. Try a lower learning_rate, a clip of the score "
-                    "(clip.max_norm=100), more samples (draws.num_samples) or a larger "
-                    "noise.sigma_min."
+            before = state, kept, progress
+            clock = Overtime(energy, stop, progress.seconds, budget.seconds, method.calls_per_step)
+            try:
+                with energy.stopping(clock.over):
+                    new, info = method.step(jax.random.fold_in(key_step, progress.step), state)
+                    metrics = {k: v.item() for k, v in info._asdict().items() if v is not None}
+                skipped = metrics.get("skipped", 0.0)
+                if not math.isfinite(metrics.get("loss", 0.0)) or skipped > 0.5:
+                    save()
+                    raise Diverged(
+                        f"training diverged in outer loop {progress.step + 1}: "
+                        f"{100 * skipped:.0f} % of the updates were not finite "
+                        f"({metrics.get('bad', 0)} bad energies). The last good state (loop "
+                        f"{progress.step}) is kept. Try a lower learning_rate, a clip of the score "
+                        "(clip.max_norm=100), more samples (draws.num_samples) or a larger "
+                        "noise.sigma_min."
+                    )
+                state = new
+                progress = replace(
+                    progress,
+                    step=progress.step + 1,
+                    energy_calls=progress.energy_calls
+                    + metrics.pop("energy_calls", method.calls_per_step),
+                    seconds=progress.seconds + clock.seconds,
                 )
-            state = new
-            progress = replace(
-                progress,
-                step=progress.step + 1,
-                energy_calls=progress.energy_calls
-                + metrics.pop("energy_calls", method.calls_per_step),
-                seconds=progress.seconds + time.perf_counter() - started,
-            )
-            metrics = {"step": progress.step, "energy_calls": progress.energy_calls, **metrics}
-            if evaluate and every and (progress.step % every == 0 or progress.step == outer_steps):
-                values, calls = evaluate(jax.random.fold_in(key_evaluate, progress.step), state)
-                metrics["evaluation"] = values
-                progress = replace(progress, evaluation_calls=progress.evaluation_calls + calls)
-                if "validation" in values:
-                    watch = progress.watch.look(values["validation"])
-                    progress = replace(progress, watch=watch)
+                metrics = {"step": progress.step, "energy_calls": progress.energy_calls, **metrics}
+                last = progress.step == outer_steps
+                if evaluate and every and (progress.step % every == 0 or last):
+                    with energy.stopping(clock.asked):
+                        key = jax.random.fold_in(key_evaluate, progress.step)
+                        values, calls = evaluate(key, state)
+                    metrics["evaluation"] = values
+                    progress = replace(progress, evaluation_calls=progress.evaluation_calls + calls)
+                    if "validation" in values:
+                        watch = progress.watch.look(values["validation"])
+                        progress = replace(progress, watch=watch)
+            except Exception:
+                if not clock.reached:
+                    raise
+                state, kept, progress = before
+                progress = replace(
+                    progress,
+                    seconds=progress.seconds + clock.seconds,
+                    given_up_calls=progress.given_up_calls + clock.calls,
+                )
+                why = "interrupted" if stop() else "budget"
+                break
             if progress.watch.good:
                 kept, progress = state, replace(progress, kept=progress.step)
             if keeper:

@@ -119,7 +119,8 @@ class Method(NamedTuple):
     `sample_weighted` exist for methods that know their own density; otherwise they are None.
     So does `anneal`, SMC along a learned path, for methods that have one. `weighted`: what `sample`
     gives follows p only with its weights. `weigh_backward(key, state, x)`: log weights of random
-    paths that end in reference samples x; their mean is the EUBO.
+    paths that end in reference samples x; their mean is the EUBO. `sample_calls(n)`: the energy
+    calls of n samples, at most, where that is known before they are drawn.
     """
 
     init: Callable[[PRNGKeyArray], Any]
@@ -133,3 +134,4 @@ class Method(NamedTuple):
     outer_steps: int = 1
     weighted: bool = False
     weigh_backward: Callable[[PRNGKeyArray, Any, Array], Samples] | None = None
+    sample_calls: Callable[[int], int] | None = None

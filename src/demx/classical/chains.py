@@ -179,6 +179,7 @@ def _method(
         calls_per_step=count * settings.length * kernel.calls,
         calls_at_init=start_calls(settings, warm_start),
         outer_steps=settings.outer_steps,
+        sample_calls=lambda n: -(-n // count) * count * settings.thin * kernel.calls,
     )
 
 

@@ -105,4 +105,5 @@ def parallel_tempering(
         calls_per_step=settings.length * calls,
         calls_at_init=start_calls(settings, warm_start),
         outer_steps=settings.outer_steps,
+        sample_calls=lambda n: -(-n // count) * settings.thin * calls,
     )

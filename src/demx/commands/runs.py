@@ -42,7 +42,8 @@ def fit(
         method: a name from `demx list`.
         seed: all randomness of the run follows from it.
         budget: stop when the run has trained this much in all, such as 90s, 10m, 2h or
-            5e6calls; compilation counts, and an outer loop that has begun is finished.
+            5e6calls; compilation counts, and an outer loop that has begun is finished (of a
+            black box only if that takes no more than a tenth of the budget longer).
         directory: where the run is kept.
         scale: rough width of the target's mass, where there is no preset.
         recipe: settings from a probe of the energy, also where there is a preset.
@@ -88,6 +89,11 @@ def fit(
         f"{directory}: {p.step} of {total} outer loops, {p.energy_calls:,} energy calls "
         f"({p.evaluation_calls:,} more to watch it), {p.seconds:.0f} s of training"
     )
+    if p.given_up_calls:
+        print(
+            f"{p.given_up_calls:,} more calls were made in loops that were given up, and are done "
+            "again when the run goes on"
+        )
     if (each := getattr(fitted.target, "calls_per_point", 1)) > 1:
         print(f"an energy call is {each} calls of the function, for finite differences")
     if fitted.ended == "converged":

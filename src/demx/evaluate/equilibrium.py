@@ -25,6 +25,7 @@ from demx.types import Target
 
 RHAT = 1.01
 SEGMENT = 128  # transitions of the first burn-in segment
+TUNING = 100  # transitions of the first of four rounds, each twice as long as the one before
 COMPACT, DISPERSED = 500, 100  # descent steps of the two kinds of start
 HEATING = 100  # transitions at the hottest temperature that disperse given points
 
@@ -157,7 +158,7 @@ class Sampler:
         self.energy_calls += len(cold) + HEATING * self.tempering.calls(chains)
         return near, jax.vmap(self.target.space.configuration)(chains.position[:, 0])
 
-    def tune(self, rounds: int = 4, length: int = 100) -> None:
+    def tune(self, rounds: int = 4, length: int = TUNING) -> None:
         """Rounds of doubling length; the ladder is spaced anew after each but the last."""
         tune = eqx.filter_jit(self.tempering.tune)
         for i in range(rounds):
@@ -246,6 +247,19 @@ def passes(diagnostics: dict) -> dict[str, bool]:
     }
 
 
+def least_calls(n: int, settings: Equilibrium) -> int:
+    """Energy calls of `equilibrium_samples` if one segment is all of the burn-in and τ is 1."""
+    keep = _states(n, settings.num_chains)
+    transitions = 15 * TUNING + SEGMENT + 2 * keep
+    each = min(8, settings.max_rungs) * settings.num_leapfrog
+    return settings.num_chains * (transitions * each + keep)
+
+
+def _states(n: int, count: int) -> int:
+    """Of each chain: R-hat's own noise, about 1/(keep √C), lies well below the 0.01 asked for."""
+    return max(math.ceil(n / count), math.ceil(600 / count**0.5))
+
+
 def equilibrium_samples(
     key: PRNGKeyArray,
     target: Target,
@@ -263,9 +277,7 @@ def equilibrium_samples(
     sampler.tune()
     report(f"ladder: β = {', '.join(f'{b:.2g}' for b in np.asarray(sampler.ladder.beta))}")
     tau, burned, converged = sampler.burn_in(report)
-    # enough states that R-hat's own noise, about 1/(keep √C), lies well below the 0.01 asked for
-    count = settings.num_chains
-    keep = max(math.ceil(n / count), math.ceil(600 / count**0.5))
+    keep = _states(n, settings.num_chains)
     thin = max(1, math.ceil(2 * tau))
     for attempt in range(1, 5):
         u, value, seen = sampler.advance(keep, thin)

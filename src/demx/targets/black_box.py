@@ -6,7 +6,8 @@ device.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import equinox as eqx
@@ -20,11 +21,15 @@ from demx.errors import UserError
 from demx.space import Space, space_of
 
 
+class GivenUp(RuntimeError):
+    """The function is not asked any more, and the program that asks it ends (`stopping`)."""
+
+
 class Host:
     """The function, called point by point or for whole batches.
 
     `calls`: at how many points it has been asked, the shifted ones of finite differences too.
-    `seconds`: how long it has taken over them.
+    `seconds`: how long it has taken over them. `over`: asked before each call; True: give up.
     """
 
     def __init__(
@@ -37,6 +42,7 @@ class Host:
         self.function, self.shape, self.batched = function, shape, batched
         self.step = finite_difference
         self.calls, self.seconds = 0, 0.0
+        self.over: Callable[[], bool] = lambda: False
         devices.only_one()
 
     def __call__(self, x: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
@@ -59,6 +65,8 @@ class Host:
         return np.array([e for e, _ in parts], float), np.array([g for _, g in parts], float)
 
     def _call(self, x: np.ndarray, count: int) -> Any:
+        if self.over():
+            raise GivenUp("black box: given up")
         self.calls += count
         started = time.perf_counter()
         try:
@@ -121,6 +129,20 @@ class BlackBox(eqx.Module):
     @property
     def calls_per_point(self) -> int:
         return 1 if self.host.step is None else 2 * int(np.prod(self.space.shape)) + 1
+
+    @property
+    def points(self) -> int:
+        """The energy calls so far: points with their gradients."""
+        return self.calls // self.calls_per_point
+
+    @contextmanager
+    def stopping(self, over: Callable[[], bool]) -> Iterator[None]:
+        """Within, a program that asks the function once `over()` is true ends with an error."""
+        before, self.host.over = self.host.over, over
+        try:
+            yield
+        finally:
+            self.host.over = before
 
     def _both(self, x: Float[Array, "..."]) -> tuple[Array, Array]:
         """E and ∇E at points (…, *shape), by one host call for all of them."""
