@@ -240,6 +240,23 @@ def test_a_file_may_import_its_neighbours(place):
     assert float(target.log_density(jnp.ones(3))) == pytest.approx(-1.5)
 
 
+@pytest.mark.parametrize(
+    "module, match",
+    [
+        (
+            "openmm",
+            r"in line 1: .*openmm.*; pip install '\.\[openmm\]' in demx's",
+        ),
+        ("nowhere_at_all", "No module named 'nowhere_at_all'; install it beside demx"),
+    ],
+)
+def test_a_module_that_is_missing_in_the_file_is_told_how_to_get(module, match, place, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openmm", None)
+    (place / "needing.py").write_text(f"import {module}\n\n\ndef energy(x):\n    return x\n")
+    with pytest.raises(UserError, match=match):
+        source.load(source.parse(str(place / "needing.py") + ":energy"), {})
+
+
 def test_the_command_of_the_readme(place):
     """In a process of its own: no traceback, exit code 2."""
     done = subprocess.run(

@@ -46,7 +46,8 @@ def _read_extxyz(path: Path) -> Stored:
         from ase.io import iread
     except ImportError as error:
         raise UserError(
-            f"{path}: reading extxyz needs ASE; pip install 'demx[ase]', or give an npz"
+            f"{path}: reading extxyz needs ASE; pip install '.[ase]' in demx's directory, or "
+            "give an npz"
         ) from error
     try:
         frames = list(iread(str(path), format="extxyz"))
@@ -72,7 +73,8 @@ def _read_netcdf(path: Path) -> Stored:
         import h5netcdf
     except ImportError as error:
         raise UserError(
-            f"{path}: reading netCDF needs h5netcdf; pip install 'demx[arviz]', or give an npz"
+            f"{path}: reading netCDF needs h5netcdf; pip install '.[arviz]' in demx's directory, "
+            "or give an npz"
         ) from error
     try:
         with h5netcdf.File(path, "r") as file:

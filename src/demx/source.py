@@ -16,6 +16,10 @@ from typing import Any, NamedTuple
 from demx import registry
 from demx.errors import UserError
 
+EXTRAS = {
+    "ase": "ase", "arviz": "arviz", "h5netcdf": "arviz", "numpyro": "numpyro", "openmm": "openmm"
+}  # fmt: skip
+
 
 class Source(NamedTuple):
     """A name in a Python file, given by its absolute path."""
@@ -152,4 +156,11 @@ def _said(error: BaseException, source: Source) -> str:
     lines = [step.lineno for step in steps if step.filename == str(source.path)]
     at = f" in line {lines[-1]}" if lines else ""
     first = next(iter(str(error).splitlines()), "")
+    if isinstance(error, ModuleNotFoundError):
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        first += (
+            f"; pip install '.[{extra}]' in demx's directory"
+            if extra
+            else "; install it beside demx, or put its file beside this one"
+        )
     return f"{type(error).__name__}{at}: {first}"

@@ -51,7 +51,8 @@ def check(path: Path, target: Target) -> None:
             import h5netcdf  # noqa: F401
         except ImportError as error:
             raise UserError(
-                f"{path}: netCDF needs h5netcdf; pip install 'demx[arviz]', or write npz"
+                f"{path}: netCDF needs h5netcdf; pip install '.[arviz]' in demx's "
+                "directory, or write npz"
             ) from error
 
 

@@ -81,7 +81,7 @@ def from_atoms(
     try:
         from ase.units import kB
     except ImportError as error:
-        raise UserError("from_atoms needs ASE; pip install 'demx[ase]'") from error
+        raise UserError("from_atoms needs ASE; pip install '.[ase]' in demx's directory") from error
     calculator = atoms.calc if calculator is None else calculator
     if calculator is None:
         raise UserError(

@@ -59,7 +59,9 @@ def from_system(
     try:
         from openmm import unit
     except ImportError as error:
-        raise UserError("from_system needs OpenMM; pip install 'demx[openmm]'") from error
+        raise UserError(
+            "from_system needs OpenMM; pip install '.[openmm]' in demx's directory"
+        ) from error
     if unit.is_quantity(temperature):
         temperature = temperature.value_in_unit(unit.kelvin)
     for name, value in (("temperature", temperature), ("length", length)):

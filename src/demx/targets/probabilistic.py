@@ -52,7 +52,9 @@ def from_model(model: Callable, *args: Any, **kwargs: Any) -> Posterior:
     try:
         from numpyro.infer.util import initialize_model
     except ImportError as error:
-        raise UserError("from_model needs NumPyro; pip install 'demx[numpyro]'") from error
+        raise UserError(
+            "from_model needs NumPyro; pip install '.[numpyro]' in demx's directory"
+        ) from error
     with _as_numpyro_has_it():
         found = initialize_model(
             jax.random.key(0), model, model_args=args, model_kwargs=kwargs, dynamic_args=False
