@@ -1,5 +1,6 @@
 """Energies on the host: values, gradients, and that every call is counted."""
 
+import io
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 
 import demx
 from demx import cli, devices, pace
@@ -17,9 +19,11 @@ from demx.energy import energies, evaluate, evaluate_columns, pointwise
 from demx.errors import UserError
 from demx.evaluate.equilibrium import Equilibrium, least_calls
 from demx.pace import watched
+from demx.progress import ProgressLine
 from demx.space import normal
 from demx.targets.black_box import BlackBox, black_box
 from demx.targets.function import FunctionTarget
+from demx.train import Budget
 
 
 @pytest.fixture(autouse=True)
@@ -214,6 +218,23 @@ def test_how_far_it_is_is_shown_meanwhile(monkeypatch, capsys):
     with watched(target, "samples"):
         jax.block_until_ready(energies(target, jnp.ones((20, 2))))
     assert re.search(r"samples: \d+ energy calls so far, in 0\.\d+ s", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "log"])
+def test_a_long_loop_shows_how_far_it_is(terminal):
+    text, asked = io.StringIO(), [100]
+    console = Console(file=text, force_terminal=terminal, width=100)
+    with ProgressLine(10, Budget(), 4000, console, lambda: asked[0]) as line:
+        line.since -= 30.0
+        asked[0] += 1000
+        line._beat()
+        asked[0] += 3500
+        line.last_print = -100.0
+        line._beat()
+    said = " ".join(text.getvalue().split())
+    # a quarter in 30 seconds: three times that is left
+    assert ("1k of 4k energy calls, 1:30 left" in said) != terminal
+    assert "looking at the samples, 500 energy calls" in said
 
 
 def test_finite_differences_count_each_call():
