@@ -92,6 +92,7 @@ class Later:
 def quick(fit):
     """`demx.fit` with tiny settings: target and settings are checked at once, as by `fit`."""
     from demx import config, resolve
+    from demx.train import parse_budget
 
     def fitted(target, **options):
         settings = tiny(options.get("method", "idem"))
@@ -99,7 +100,8 @@ def quick(fit):
         options = {"scale": 2.0, **options}
         inspect.signature(fit).bind(target, **options)
         known = inspect.signature(resolve.resolve).parameters
-        resolve.resolve(target, **{k: v for k, v in options.items() if k in known})
+        given = {**options, "budget": parse_budget(options.get("budget"))}
+        resolve.resolve(target, **{k: v for k, v in given.items() if k in known})
         return Later(lambda: fit(target, **options, progress=False))
 
     return fitted
