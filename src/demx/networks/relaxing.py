@@ -3,10 +3,10 @@
     F ← 0, y ← x;   in every layer:  (h, v) ← layer(h, v; y),   f = read-out(h, v; y),
                                      F ← F + f,   y ← y + g(level) f,   g = r/(1 + r²)
 
-r = σ/σ_d = exp(2 level) of the denoiser's preconditioning, so y + …+ g f is the denoised
-configuration as the layers so far know it. The next layer sees *its* distances: in a dense cluster
-at moderate noise those of x say little, and where each particle belongs is found by all of them
-settling together, round by round. All layers share one read-out.
+r = σ/σ_d = exp(2 level) of the denoiser's preconditioning, so y is the denoised configuration as
+far as the layers know it. The next layer sees its distances: in a dense cluster at moderate
+noise those of x say little, and where each particle belongs is found by all of them settling
+together, round by round. All layers share one read-out.
 """
 
 import jax.numpy as jnp
