@@ -14,7 +14,8 @@ from demx.config import build_target
 from demx.energy import evaluate, pointwise
 from demx.errors import UserError
 from demx.evaluate import equilibrium, reference
-from demx.evaluate.equilibrium import Equilibrium, autocorrelation_time, equilibrium_samples
+from demx.evaluate.convergence import autocorrelation_time, passes
+from demx.evaluate.equilibrium import Equilibrium, equilibrium_samples
 from demx.evaluate.evaluation import batched_energies
 from demx.methods.tempering import Ladder, Tempering, geometric_ladder, resize, respace
 from demx.space import Euclidean, MeanFree, normal
@@ -102,7 +103,7 @@ def test_tempering_finds_unequal_weights(seed):
     true = np.bincount(np.linalg.norm(exact[:, None] - modes[None], axis=2).argmin(1)) / 1e5
     error = np.sqrt(true * (1 - true) / drawn.diagnostics["ess_min"])
     assert (np.abs(shares - true) < 4 * error).all(), shares
-    assert all(equilibrium.passes(drawn.diagnostics).values())
+    assert all(passes(drawn.diagnostics).values())
     assert drawn.energy_calls > 0
 
 

@@ -20,7 +20,8 @@ import numpy as np
 from demx import __version__
 from demx.beginning import identity
 from demx.errors import UserError
-from demx.evaluate.equilibrium import HEATING, Equilibrium, equilibrium_samples, passes
+from demx.evaluate.convergence import passes
+from demx.evaluate.equilibrium import HEATING, Equilibrium, equilibrium_samples
 from demx.machine import cache_directory
 from demx.space import MeanFree
 from demx.types import Target
