@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from demx.networks.embedding import Species, linear, sinusoidal, species
-from demx.networks.pairs import collected, forces, messages, partners, radial_basis
+from demx.networks.pairs import collected, forces, messages, partners, radial_basis, softened
 from demx.space import MeanFree, Space
 
 
@@ -69,6 +69,7 @@ class Directed(eqx.Module):
     read_radial: eqx.nn.Linear
     read_vectors: eqx.nn.Linear
     reach: float
+    softness: float
     levels: int
     species: Species | None
 
@@ -94,7 +95,8 @@ class Directed(eqx.Module):
         return out + jnp.sum(linear(self.read_vectors, h)[:, None] * v, axis=-1)
 
     def __call__(self, level: Float[Array, ""], x: Float[Array, "n dim"]) -> Float[Array, "n dim"]:
-        basis, unit = radial_basis(x, self.read_filter.shape[0], self.reach)
+        soft = softened(level, self.softness)
+        basis, unit = radial_basis(x, self.read_filter.shape[0], self.reach, soft)
         (conditioning, h), v = self.begin(level, x), None
         for layer in self.layers:
             h, v = layer(h, v, basis, unit, conditioning)
@@ -111,17 +113,19 @@ def directed(
     vectors: int = 16,
     num_basis: int = 32,
     reach: float = 4.0,
+    softness: float = 0.5,
 ) -> Directed:
     """`depth` layers of `width` channels and `vectors` directions on `num_basis` radial functions.
 
-    reach: as of the lean network.
+    reach, softness: as of the lean network.
     """
     if not isinstance(space, MeanFree):
         raise ValueError(f"network directed: expected a space of particles, got {space}; use mlp")
-    if min(width, depth, vectors, num_basis) < 1 or not reach > 0:
+    if min(width, depth, vectors, num_basis) < 1 or not (reach > 0 and softness >= 0):
         raise ValueError(
-            "expected width, depth, vectors, num_basis >= 1 and reach > 0, got width="
-            f"{width}, depth={depth}, vectors={vectors}, num_basis={num_basis}, reach={reach}"
+            "expected width, depth, vectors, num_basis >= 1, reach > 0 and softness >= 0, got "
+            f"width={width}, depth={depth}, vectors={vectors}, num_basis={num_basis}, "
+            f"reach={reach}, softness={softness}"
         )
     levels = 32
     keys = jax.random.split(key, depth + 7)
@@ -155,6 +159,7 @@ def directed(
         zero(eqx.nn.Linear(width, 1, key=keys[6])),
         zero(eqx.nn.Linear(width, vectors, key=keys[6])),
         reach,
+        softness,
         levels,
         species(space, width, key),
     )

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from demx.networks.embedding import Species, linear, sinusoidal, species
-from demx.networks.pairs import forces, messages, radial_basis
+from demx.networks.pairs import forces, messages, radial_basis, softened
 from demx.space import MeanFree, Space
 
 
@@ -49,6 +49,7 @@ class Lean(eqx.Module):
     read_other: eqx.nn.Linear
     read_radial: eqx.nn.Linear
     reach: float
+    softness: float
     levels: int
     species: Species | None
 
@@ -58,7 +59,8 @@ class Lean(eqx.Module):
         return n * (n // 2) * max(self.read_filter.shape)
 
     def __call__(self, level: Float[Array, ""], x: Float[Array, "n dim"]) -> Float[Array, "n dim"]:
-        basis, unit = radial_basis(x, self.read_filter.shape[0], self.reach)
+        soft = softened(level, self.softness)
+        basis, unit = radial_basis(x, self.read_filter.shape[0], self.reach, soft)
         features = jax.nn.silu(self.level_in(sinusoidal(level, self.levels, 8.0)))
         conditioning = jax.nn.silu(self.level_out(features))
         radius2 = jnp.sum(x**2, axis=-1, keepdims=True)
@@ -81,18 +83,20 @@ def lean(
     depth: int = 3,
     num_basis: int = 32,
     reach: float = 4.0,
+    softness: float = 0.5,
 ) -> Lean:
     """`depth` interactions of `width` channels on `num_basis` radial functions.
 
     reach: the distance (in preconditioned coordinates) at which the basis has spent two thirds
     of its resolution.
+    softness: how far distances are softened, as a share of the noise (`pairs.softened`).
     """
     if not isinstance(space, MeanFree):
         raise ValueError(f"network lean: expected a space of particles, got {space}; use mlp")
-    if min(width, depth, num_basis) < 1 or not reach > 0:
+    if min(width, depth, num_basis) < 1 or not (reach > 0 and softness >= 0):
         raise ValueError(
-            "expected width, depth, num_basis >= 1 and reach > 0, got "
-            f"width={width}, depth={depth}, num_basis={num_basis}, reach={reach}"
+            "expected width, depth, num_basis >= 1, reach > 0 and softness >= 0, got width="
+            f"{width}, depth={depth}, num_basis={num_basis}, reach={reach}, softness={softness}"
         )
     levels = 32
     keys = jax.random.split(key, depth + 7)
@@ -124,6 +128,7 @@ def lean(
         zero(other),
         zero(radial),
         reach,
+        softness,
         levels,
         species(space, width, key),
     )

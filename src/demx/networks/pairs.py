@@ -38,18 +38,30 @@ def collected(g: Float[Array, "P n ..."]) -> Float[Array, "n ..."]:
 
 
 def radial_basis(
-    x: Float[Array, "n dim"], count: int, reach: float
+    x: Float[Array, "n dim"], count: int, reach: float, softening: Float[Array, ""]
 ) -> tuple[Float[Array, "P n R"], Float[Array, "P n dim"]]:
-    """Gaussians in u = r/(r + reach/2), dense at short range, and r̂_ij, of every pair."""
+    """Gaussians in u = r/(r + reach/2), dense at short range, and x_ij/r, of every pair.
+
+    r² = |x_ij|² + softening² + 10⁻⁶: as smooth where particles meet as the density is. The last
+    term keeps the gradient finite without a softening.
+    """
     difference = x[None] - partners(x)
-    # a floor under r², so that overlapping particles have a direction of 0 and a gradient
-    # that is finite
-    r = jnp.sqrt(jnp.sum(difference**2, axis=-1) + 1e-6)
+    r = jnp.sqrt(jnp.sum(difference**2, axis=-1) + softening**2 + 1e-6)
     # u in [0, 1) compresses long distances: resolution where the forces are
     u = r / (r + 0.5 * reach)
     centres = jnp.linspace(0.0, 1.0, count, dtype=x.dtype)
     gauss = jnp.exp(-0.5 * ((u[..., None] - centres[None, None]) * count) ** 2)
     return gauss * shares(x.shape[0])[:, None, None], difference / r[..., None]
+
+
+def softened(level: Float[Array, ""], softness: float) -> Float[Array, ""]:
+    """softness · r/√(1+r²), r = σ/σ_d = exp(2 level): a share of the noise, as the network sees it.
+
+    The smoothed density knows no direction from a particle to one that sits on it; x_ij/|x_ij|
+    does, and a flow that is led there meets a jump, with a divergence of -1/|x_ij|.
+    """
+    ratio = jnp.exp(2 * level)
+    return softness * ratio * jax.lax.rsqrt(1 + ratio**2)
 
 
 def forces(

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from demx.networks.directed import Directed, directed
 from demx.networks.embedding import linear
-from demx.networks.pairs import radial_basis
+from demx.networks.pairs import radial_basis, softened
 from demx.space import Space
 
 
@@ -23,11 +23,11 @@ class Relaxing(Directed):
 
     def __call__(self, level: Float[Array, ""], x: Float[Array, "n dim"]) -> Float[Array, "n dim"]:
         conditioning, h = self.begin(level, x)
-        ratio = jnp.exp(2 * level)
+        ratio, soft = jnp.exp(2 * level), softened(level, self.softness)
         gain = ratio / (1 + ratio**2)
         v, y, total = None, x, jnp.zeros_like(x)
         for layer in self.layers:
-            basis, unit = radial_basis(y, self.read_filter.shape[0], self.reach)
+            basis, unit = radial_basis(y, self.read_filter.shape[0], self.reach, soft)
             h, v = layer(h, v, basis, unit, conditioning)
             move = self.read(h, v, basis, unit) + x * linear(self.read_radial, h)
             total, y = total + move, y + gain * move
@@ -43,9 +43,11 @@ def relaxing(
     vectors: int = 16,
     num_basis: int = 32,
     reach: float = 4.0,
+    softness: float = 0.5,
 ) -> Relaxing:
     """The settings of `directed`; level as of the denoiser's preconditioning."""
     made = directed(
-        space, key, width=width, depth=depth, vectors=vectors, num_basis=num_basis, reach=reach
-    )
+        space, key, width=width, depth=depth, vectors=vectors, num_basis=num_basis,
+        reach=reach, softness=softness,
+    )  # fmt: skip
     return Relaxing(**{name: getattr(made, name) for name in made.__dataclass_fields__})
