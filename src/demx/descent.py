@@ -17,8 +17,11 @@ def relax(target: Target, x: Array, num_steps: int, scale: Array | float) -> Arr
     def descend(i, x):
         score = evaluate(target, x).score
         length = 0.05 * scale * (1 - i / num_steps)
-        norm = jnp.sqrt(jnp.sum(score**2, axis=-1, keepdims=True))
-        return x + score * jnp.minimum(length / (norm + 1e-12), 1e-3 * scale**2)
+        # scaled by the largest component: the square of a force of 1e20 overflows
+        largest = jnp.max(jnp.abs(score), axis=-1, keepdims=True)
+        unit = score / jnp.maximum(largest, jnp.finfo(x.dtype).tiny)
+        norm = jnp.maximum(jnp.sqrt(jnp.sum(unit**2, axis=-1, keepdims=True)), 1.0)  # 0: no force
+        return x + unit / norm * jnp.minimum(length, 1e-3 * scale**2 * (norm * largest))
 
     return jax.lax.fori_loop(0, num_steps, descend, x)
 

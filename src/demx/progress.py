@@ -33,7 +33,7 @@ class ProgressLine:
         self.outer_steps, self.budget = outer_steps, budget
         self.calls_per_step, self.console = calls_per_step, console
         self.live = Live(console=console, refresh_per_second=4, transient=False)
-        self.bad = self.unusable = 0
+        self.bad = self.unusable = self.restarted = 0
         self.first: Progress | None = None
         self.last_print = 0.0
         self.cells: dict[str, str] = {"": "no step was made"}
@@ -110,6 +110,7 @@ class ProgressLine:
             self.first = progress
         self.bad += metrics.get("bad", 0)
         self.unusable += metrics.get("unusable", 0)
+        self.restarted += metrics.get("restarted", 0)
         shown = {
             "loss": lambda v: f"{v:.4g}",
             "acceptance": lambda v: f"{v:.2f}",
@@ -119,6 +120,8 @@ class ProgressLine:
         }
         cells = {"loop": f"{progress.step}/{self.outer_steps}"}
         cells |= {name: say(metrics[name]) for name, say in shown.items() if name in metrics}
+        if self.restarted:
+            cells["restarted"] = str(self.restarted)
         cells |= {
             "calls": short(progress.energy_calls),
             "loops/s": f"{self._rate(progress):.2f}",

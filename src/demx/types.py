@@ -97,7 +97,8 @@ class Info(NamedTuple):
     vectors that were clipped. bad: evaluations and new samples that were not finite. unusable:
     regression points left out because their target was not finite. skipped: share of the updates
     that were not finite and so not made. acceptance: of Metropolis moves. energy_calls: of this
-    step, where `Method.calls_per_step` is only their upper bound.
+    step, where `Method.calls_per_step` is only their upper bound. restarted: chains that were
+    lost, at energies beyond all reason, and were begun again.
     """
 
     loss: Float[Array, ""] | None = None
@@ -109,6 +110,7 @@ class Info(NamedTuple):
     skipped: Float[Array, ""] | None = None
     acceptance: Float[Array, ""] | None = None
     energy_calls: Int[Array, ""] | None = None
+    restarted: Int[Array, ""] | None = None
 
 
 class Method(NamedTuple):

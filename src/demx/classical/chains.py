@@ -4,7 +4,8 @@
 
 a* = 0.234, 0.574, 0.8 or 0.8. One step of the method is `length` such transitions, half of which
 tell the next step size (its mean) and the diagonal mass. Nothing adapts while samples are drawn,
-so p is exactly invariant then. Chains of local moves do not travel between far modes:
+so p is exactly invariant then. A chain whose energy is beyond all reason when a step ends begins
+again where another is (`Info.restarted`). Chains of local moves do not travel between far modes:
 how many of them sit in a mode is decided by where they start. `warm_start` are points for that,
 (n, *shape): chain c begins at row c mod n, as it is, and `relax_steps` has no effect.
 """
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray
 
 from demx.classical.kernels import (
     Kernel,
@@ -35,6 +36,9 @@ from demx.space import MeanFree
 from demx.types import Info, Method, Samples, Target
 
 NARROWEST = 1e-6  # variance of a coordinate against the mean one
+# energy of a degree of freedom over the median of the chains, which p would visit as seldom as
+# exp(-100), were there not e^100 times the length to make up for it
+BEYOND = 100.0
 
 
 class Metropolis(eqx.Module):
@@ -146,11 +150,13 @@ def _method(
         keys = jax.random.split(key, settings.length)
         (walker, _), (path, log_step, moved) = jax.lax.scan(body, begin, (keys, index))
         half = settings.length // 2
+        walker, lost = _anew(walker)
         new = State(walker, jnp.exp(jnp.mean(log_step[half:])), _mass(space, path[half:]))
         info = Info(
             acceptance=jnp.mean(moved.acceptance[half:]),
             bad=jnp.sum(moved.bad),
             energy_calls=jnp.sum(moved.calls),
+            restarted=jnp.sum(lost),
         )
         return new, info
 
@@ -203,6 +209,20 @@ def collect(advance, key: PRNGKeyArray, state, n: int, count: int) -> Samples:
         acceptance=sum(acceptance) / len(acceptance),
         bad_calls=int(sum(bad_calls)),
     )
+
+
+def _anew(walker: Walker) -> tuple[Walker, Bool[Array, " C"]]:
+    """Walkers with energies beyond all reason go where others are; also which ones these are.
+
+    Such as one with particles on top of each other: hardly a proposal leads it out.
+    """
+    reason = jnp.median(walker.log_density) - BEYOND * walker.position.shape[-1]
+    lost = walker.log_density < reason
+    count = len(lost)
+    # those that are not lost, in turn
+    others = jnp.argsort(lost)[jnp.arange(count) % jnp.sum(~lost)]
+    source = jnp.where(lost, others, jnp.arange(count))
+    return jax.tree.map(lambda a: a[source], walker), lost
 
 
 def _mass(space, path: Float[Array, "T C dof"]) -> Float[Array, " dof"]:
