@@ -80,11 +80,15 @@ def assess_target(
     mcmc_calls: int = 0,
     sampling_calls: int = 0,
     seed: int = 1,
+    island: np.ndarray | None = None,
 ) -> Assessment:
-    """Every metric of samples x that the target, the reference and the density allow."""
+    """Every metric of samples x that the target, the reference and the density allow.
+
+    island: (n,) of samples that depend on each other, see `demx.types.Samples`.
+    """
     if reference is not None:
         references.check(reference, target)
-    found = compare(target, x, reference, n=n, workers=WORKERS)
+    found = compare(target, x, reference, n=n, workers=WORKERS, island=island)
     calls = found.energy_calls + sampling_calls + (density.energy_calls if density else 0)
     found = found._replace(energy_calls=calls)
     if density is not None and found.metrics:
@@ -112,7 +116,10 @@ def assess_target(
     settings = Equilibrium(num_chains=16, max_rungs=8, beta_min=0.1, scale=scale)
     key = jax.random.fold_in(jax.random.key(seed), 0x3C3C)
     chains = samples_within(key, target, len(x), mcmc_calls, settings, known(target))
-    mcmc = compare(target, chains.x, reference, n=n, workers=WORKERS, energies=-chains.log_density)
+    mcmc = compare(
+        target, chains.x, reference, n=n, workers=WORKERS, energies=-chains.log_density,
+        island=np.arange(len(chains.x)) % settings.num_chains,
+    )  # fmt: skip
     return judged._replace(mcmc=mcmc, mcmc_calls=chains.energy_calls)
 
 
@@ -222,17 +229,20 @@ def assess(
         density = flow_density(built, stored.x, likelihood_n, seed)
     elif likelihood == "auto" and stored.log_weight is not None:
         density = Density(stored.log_weight, None, 0, "the file", stored.island)
-    x = stored.x
+    x, island = stored.x, stored.island
     if stored.log_weight is not None:  # what they are samples of, they are with their weights
-        x = x[equal_weights(stored.log_weight, len(x), seed)]
+        rows = equal_weights(stored.log_weight, len(x), seed)
+        # copies of one are no new samples
+        x, island = x[rows], rows if island is None else island[rows]
     found = ruler(reference)
     if found is None and (isinstance(target, str) or hasattr(built, "sample")):
         found = references.find(*reference_key(opened.head(about)), built)
     try:
         with watched(built, "evaluate", len(x) + mcmc_calls):
             judged = assess_target(
-                built, x, reference=found, n=n, density=density, mcmc_calls=mcmc_calls, seed=seed
-            )
+                built, x, reference=found, n=n, density=density, mcmc_calls=mcmc_calls, seed=seed,
+                island=island,
+            )  # fmt: skip
     except ValueError as error:
         raise UserError(str(error)) from error
     if stored.log_weight is None:

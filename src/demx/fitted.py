@@ -267,6 +267,7 @@ class Fitted:
                 mcmc_calls=mcmc_calls,
                 sampling_calls=drawn.energy_calls,
                 seed=seed,
+                island=None if drawn.island is None else np.asarray(drawn.island),
             )
 
     def _blocks(self, key, n: int, repeats: int, correct: str | None, steps: int) -> Samples:

@@ -68,7 +68,7 @@ def _read_extxyz(path: Path) -> Stored:
 
 
 def _read_netcdf(path: Path) -> Stored:
-    """InferenceData with a variable 'x': chains one after the other."""
+    """InferenceData with a variable 'x'. Chains take turns, and each is an island."""
     try:
         import h5netcdf
     except ImportError as error:
@@ -78,21 +78,33 @@ def _read_netcdf(path: Path) -> Stored:
         ) from error
     try:
         with h5netcdf.File(path, "r") as file:
-            # as drawn where there are weights; and a site may be called x
-            before = "weighted_" if "weighted_sample_stats" in file else ""
-            kinds = ("unconstrained_posterior", "posterior", "sample_stats")
-            groups = [file[before + kind] for kind in kinds if before + kind in file]
-            found = {
-                name: np.asarray(group.variables[name])
-                for name in ("x", "log_weight", "island")
-                for group in reversed(groups)
-                if name in group.variables
-            }
+            # as drawn where there are weights
+            found = _variables(file, "weighted_" if "weighted_sample_stats" in file else "")
+            rest = _variables(file, "rest_").get("x")
     except OSError as error:
         raise UserError(f"{path}: not a readable netCDF file ({error})") from error
     if "x" not in found:
         raise UserError(f"{path}: expected a variable 'x' in the group 'posterior', found none")
-    return Stored(**{name: a.reshape(-1, *a.shape[2:]) for name, a in found.items()})
+    count, draws = found["x"].shape[:2]
+    flat = {name: np.swapaxes(a, 0, 1).reshape(-1, *a.shape[2:]) for name, a in found.items()}
+    if count > 1:
+        flat["island"] = np.tile(np.arange(count), draws)
+    if rest is not None:  # one draw more of the first chains
+        flat["x"] = np.concatenate([flat["x"], rest[:, 0]])
+        flat["island"] = np.concatenate([flat["island"], np.arange(len(rest))])
+    return Stored(**flat)
+
+
+def _variables(file, before: str) -> dict[str, np.ndarray]:
+    """x, log_weight, island, (chains, draws, …), of the groups whose names begin so."""
+    kinds = ("unconstrained_posterior", "posterior", "sample_stats")  # a site may be called x
+    groups = [file[before + kind] for kind in kinds if before + kind in file]
+    return {
+        name: np.asarray(group.variables[name])
+        for name in ("x", "log_weight", "island")
+        for group in reversed(groups)
+        if name in group.variables
+    }
 
 
 def fitting(stored: Stored, shape: tuple[int, ...], path: Path | str) -> Stored:

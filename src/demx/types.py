@@ -44,9 +44,10 @@ class Samples(NamedTuple):
     x: (n, *shape). log_weight: (n,) unnormalised log importance weights, p̃/q.
     log_prob: (n,) the sampler's own log-density. energy_calls: what drawing them cost. bad: how
     many have no finite density or energy; their log_weight is -∞. island: (n,) samples of one
-    island depend on each other (annealed SMC). acceptance: of Metropolis moves. bad_calls: energies
-    on the way that were not finite. log_z: value and
-    standard error, where a method knows them other than by the mean weight.
+    island depend on each other: particles that resampled together, the states of a chain (chains
+    take turns: i mod C), copies of a point. acceptance: of Metropolis moves. bad_calls: energies on
+    the way that were not finite. log_z: value and standard error, where a method knows them other
+    than by the mean weight.
     """
 
     x: Float[Array, "n ..."]

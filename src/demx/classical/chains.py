@@ -193,7 +193,7 @@ def collect(advance, key: PRNGKeyArray, state, n: int, count: int) -> Samples:
     """n samples, `count` of them from each call of advance(key, state): one program whatever n.
 
     It returns the next state, count configurations, which of them are bad, and the acceptance,
-    the bad calls and the calls that they took.
+    the bad calls and the calls that they took. The states of one chain are an island.
     """
     xs, bad, told = [], [], []
     for i in range(-(-n // count)):
@@ -206,6 +206,7 @@ def collect(advance, key: PRNGKeyArray, state, n: int, count: int) -> Samples:
         jnp.concatenate(xs)[:n],
         energy_calls=int(sum(calls)),
         bad=int(jnp.sum(jnp.concatenate(bad)[:n])),
+        island=jnp.arange(n) % count,
         acceptance=sum(acceptance) / len(acceptance),
         bad_calls=int(sum(bad_calls)),
     )

@@ -65,7 +65,8 @@ class State(NamedTuple):
 def nested(target: Target, settings: Nested) -> Method:
     """Nested sampling with slice moves; log Z with its error.
 
-    `sample` makes a whole run. More samples than its effective number repeat points.
+    `sample` makes a whole run. More samples than its effective number repeat points; copies of a
+    point are an island, so that standard errors do not take them for new ones.
     """
     space = target.space
     width = settings.prior_width * settings.scale
@@ -138,6 +139,7 @@ def nested(target: Target, settings: Nested) -> Method:
         log_weight += np.asarray(points.loglikelihood, float)[:, None]
         value, error, posterior = evidence(log_weight)
         rows = equal_weights(posterior, n, int(jax.random.bits(key_choose)))
+        copies = np.unique(rows, return_inverse=True)[1]
         x = jax.vmap(space.configuration)(jnp.asarray(points.position[rows]))
         stuck = int(np.sum(points.loglikelihood_birth >= points.loglikelihood))
         if stuck:
@@ -148,7 +150,10 @@ def nested(target: Target, settings: Nested) -> Method:
             )
         # those that are born of others lie where the energy is finite
         bad_calls = int(np.isneginf(points.loglikelihood).sum())
-        return Samples(x, energy_calls=calls, bad_calls=bad_calls, log_z=(value, error))
+        return Samples(
+            x, energy_calls=calls, bad_calls=bad_calls, island=jnp.asarray(copies),
+            log_z=(value, error),
+        )  # fmt: skip
 
     return Method(init, step, sample, outer_steps=settings.outer_steps)
 

@@ -3,10 +3,12 @@
 The floor of a metric is its value between two independent reference sets of the same size: what
 perfect samples would get. Samples are cut into blocks of n and compared with blocks of the test
 set; a value is the mean over the blocks. Its standard error is the spread of the blocks or, of
-fewer than five, the spread of fifths of them: a fifth's values scatter √5 times as widely.
+fewer than five, the spread of fifths of them: a fifth's values scatter √5 times as widely. Where
+samples depend on each other (`Samples.island`, such as the states of a chain), a fifth is one of
+whole islands, in all blocks: the blocks would hold the same chains, and their spread tell nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -18,6 +20,7 @@ from demx.display import html_table, text_table, with_error
 from demx.evaluate import metrics
 from demx.evaluate.alignment import aligned_costs
 from demx.evaluate.reference import Reference
+from demx.evaluate.summary import summarise
 from demx.space import MeanFree
 from demx.types import Target
 
@@ -42,8 +45,8 @@ class Metric(NamedTuple):
 
     @property
     def gap(self) -> float | None:
-        """(value - floor) in joint standard errors."""
-        if self.floor is None:
+        """(value - floor) in joint standard errors; None: one of them is not known."""
+        if self.floor is None or np.isnan(self.standard_error):
             return None
         joint = float(np.hypot(self.standard_error, self.floor_standard_error or 0.0))
         difference = self.value - self.floor
@@ -63,6 +66,7 @@ class Metric(NamedTuple):
         return self.floor is not None and self.worst is not None and self.floor > 0.7 * self.worst
 
 
+ALONE = "All samples depend on each other, as those of one chain: there are no standard errors."
 UNMET = "The reference itself did not meet its diagnostics: read what follows with care."
 
 
@@ -93,13 +97,21 @@ class Evaluation(NamedTuple):
 
 
 class Cloud(NamedTuple):
-    """Samples (N, *shape) with their energies (N,)."""
+    """Samples (N, *shape) with their energies (N,) and, where there are some, islands (N,)."""
 
     x: np.ndarray
     energy: np.ndarray
+    island: np.ndarray | None = None
 
     def __getitem__(self, rows) -> "Cloud":
-        return Cloud(self.x[rows], self.energy[rows])
+        return Cloud(*(None if a is None else a[rows] for a in self))
+
+    def fifths(self) -> dict[int, np.ndarray]:
+        """Rows of parts that do not depend on each other, by number; of whole islands."""
+        if self.island is None:
+            return dict(enumerate(np.array_split(np.arange(len(self.energy)), PARTS)))
+        parts = {i: np.flatnonzero(self.island % PARTS == i) for i in range(PARTS)}
+        return {i: rows for i, rows in parts.items() if len(rows) > 1}
 
 
 class Comparison(NamedTuple):
@@ -117,14 +129,14 @@ class Comparison(NamedTuple):
         work = self.work * len(blocks[0].energy) ** 2
         return blocks if work == 0 else blocks[: max(1, int(limit / work))]
 
-    def values(self, samples: Cloud, reference: Cloud) -> tuple[float, list[float]]:
+    def values(self, samples: Cloud, reference: Cloud) -> tuple[float, dict[int, float]]:
         """The value of one block and of its fifths."""
-        parts = np.array_split(np.arange(len(samples.energy)), PARTS)
+        parts = samples.fifths()
         if self.costs is None:
-            fifths = [self.measure(samples[p], reference[p]) for p in parts]
+            fifths = {i: self.measure(samples[p], reference[p]) for i, p in parts.items()}
             return self.measure(samples, reference), fifths
         cost = self.costs(samples, reference)
-        fifths = [metrics.exact_w2(cost[np.ix_(p, p)]) for p in parts]
+        fifths = {i: metrics.exact_w2(cost[np.ix_(p, p)]) for i, p in parts.items()}
         return metrics.exact_w2(cost), fifths
 
 
@@ -173,12 +185,20 @@ def _blocks(cloud: Cloud, n: int) -> list[Cloud]:
 def _assess(comparison: Comparison, samples: list[Cloud], reference: list[Cloud]):
     """Mean over the blocks and its standard error; reference blocks are used in turn."""
     pairs = [(s, reference[i % len(reference)]) for i, s in enumerate(samples)]
-    if len(samples) >= PARTS:
-        values = few = [comparison.measure(s, r) for s, r in pairs]
-    else:
-        values, parts = zip(*(comparison.values(s, r) for s, r in pairs), strict=True)
-        few = [value for part in parts for value in part]
-    return float(np.mean(values)), float(np.std(few, ddof=1) / len(few) ** 0.5)
+    if samples[0].island is None and len(samples) >= PARTS:
+        values = [comparison.measure(s, r) for s, r in pairs]
+        return float(np.mean(values)), _error(values)
+    values, parts = zip(*(comparison.values(s, r) for s, r in pairs), strict=True)
+    if samples[0].island is None:
+        return float(np.mean(values)), _error([value for part in parts for value in part.values()])
+    # a fifth of the islands is in all blocks
+    found = ([part[i] for part in parts if i in part] for i in range(PARTS))
+    return float(np.mean(values)), _error([np.mean(of_one) for of_one in found if of_one])
+
+
+def _error(values: Sequence[float]) -> float:
+    """Standard error of the mean; nan: a single value does not tell it."""
+    return float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
 
 
 class Energies:
@@ -221,11 +241,13 @@ def compare(
     n: int = 1000,
     workers: int = 1,
     energies: np.ndarray | None = None,
+    island: np.ndarray | None = None,
 ) -> Evaluation:
     """All metrics of len(x) samples, in blocks of n (or one, of all, if there are fewer).
 
     energies: (N,) of the samples, where they are known. Otherwise they cost one energy call a
-    sample; those of the reference are not counted, they are the ruler.
+    sample; those of the reference are not counted, they are the ruler. island: (N,) of samples that
+    depend on each other, see `demx.types.Samples`.
     Bad samples are counted and left out; without two good ones there are no metrics.
     """
     if n < 2 * PARTS:
@@ -235,17 +257,18 @@ def compare(
     calls = 0 if energies is not None else len(x)
     energies = batched_energies(target, x) if energies is None else energies
     good = finite_rows(x, energies)
-    cloud, bad = Cloud(x[good], energies[good]), int((~good).sum())
-    count = len(cloud.energy)
+    cloud, bad = Cloud(x[good], energies[good], _numbers(island, good)), int((~good).sum())
+    count, notes = len(cloud.energy), ()
     if count < 2 * PARTS:
         return Evaluation({}, 0, 0, bad, calls)
-    found = {"energy_mean": _mean(cloud.energy), "energy_median": _median(cloud.energy)}
+    if cloud.island is not None and cloud.island.max() == 0:
+        notes += (ALONE,)
+    found = _means(cloud)
     if reference is None:
-        return Evaluation(found, min(n, count), max(1, count // n), bad, calls)
+        return Evaluation(found, min(n, count), max(1, count // n), bad, calls, notes)
     n = min(n, count, len(reference.test), len(reference.validation))
     truth = Cloud(reference.test, batched_energies(target, reference.test))
-    for name, statistic in (("energy_mean", _mean), ("energy_median", _median)):
-        true = statistic(truth.energy)
+    for name, true in _means(truth).items():
         found[name] = found[name]._replace(
             floor=true.value, floor_standard_error=true.standard_error, two_sided=True
         )
@@ -260,22 +283,21 @@ def compare(
         )
     if all(hasattr(target, name) for name in ("modes", "mode_scale", "log_weights", "sample")):
         found |= _mode_metrics(target, cloud)
-    notes = () if reference.passed else (UNMET,)
+    notes += () if reference.passed else (UNMET,)
     return Evaluation(found, n, len(samples), bad, calls, notes)
 
 
-def _mean(values: np.ndarray) -> Metric:
-    return Metric(
-        float(np.mean(values)), float(np.std(values, ddof=1) / len(values) ** 0.5), n=len(values)
-    )
+def _numbers(island: np.ndarray | None, good: np.ndarray) -> np.ndarray | None:
+    """Islands of good samples, numbered from 0 on."""
+    return None if island is None else np.unique(island[good], return_inverse=True)[1]
 
 
-def _median(values: np.ndarray) -> Metric:
-    """The median; its standard error from the order statistics half a √n away."""
-    ordered, n = np.sort(values), len(values)
-    step = max(1, round(0.5 * n**0.5))
-    low, high = ordered[max(0, n // 2 - step)], ordered[min(n - 1, n // 2 + step)]
-    return Metric(float(np.median(values)), float(0.5 * (high - low)), n=n)
+def _means(cloud: Cloud) -> dict[str, Metric]:
+    found = summarise(cloud.energy, None, cloud.island, (0.5,))
+    return {
+        "energy_mean": Metric(*found.mean, n=found.n),
+        "energy_median": Metric(*found.quantiles[0.5], n=found.n),
+    }
 
 
 def _mode_metrics(target: Target, cloud: Cloud) -> dict[str, Metric]:
@@ -288,13 +310,13 @@ def _mode_metrics(target: Target, cloud: Cloud) -> dict[str, Metric]:
     exact = [np.asarray(target.sample(jax.random.key(i), count)) for i in range(2 * PARTS)]
 
     def judge(measure: Callable[[np.ndarray], float], worst: float | None = None) -> Metric:
-        fifths = [measure(part) for part in np.array_split(cloud.x, PARTS)]
+        fifths = [measure(cloud.x[rows]) for rows in cloud.fifths().values()]
         of_exact = [measure(e) for e in exact]
         return Metric(
             measure(cloud.x),
-            float(np.std(fifths, ddof=1) / PARTS**0.5),
+            _error(fifths),
             float(np.mean(of_exact)),
-            float(np.std(of_exact, ddof=1) / len(exact) ** 0.5),
+            _error(of_exact),
             count,
             worst=worst,
         )

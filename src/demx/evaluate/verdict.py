@@ -14,7 +14,7 @@ def word(name: str, metric: Metric) -> str:
     """One metric's verdict: 'at the floor', 'above', 'as reference', 'off', …"""
     if name == "psis_k":
         return "weights reliable" if metric.value < RELIABLE_K else "weights unreliable"
-    if name in UNJUDGED or metric.floor is None:
+    if name in UNJUDGED or metric.gap is None:
         return ""
     if name == "modes_hit":
         missing = metric.value < metric.floor - 2 * metric.standard_error

@@ -1,11 +1,13 @@
-"""netCDF in the shape of ArviZ's InferenceData: one chain of independent draws.
+"""netCDF in the shape of ArviZ's InferenceData: one chain of independent draws, or real chains.
 
 `posterior` has x or, of a target that names its numbers, those by name; x is then in
 `unconstrained_posterior`. `sample_stats` has the rest. ArviZ knows no weights: of weighted draws
 these three groups hold equally weighted ones, resampled, and the drawn ones with their log_weight
-are in groups of the same names after `weighted_`.
+are in groups of the same names after `weighted_`. Chains have axes (chain, draw) of their own; what
+is left over where they are not of one length is in groups after `rest_`.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,11 +18,12 @@ import numpy as np
 from demx.correction import equal_weights
 from demx.errors import UserError
 from demx.outputs import Columns
+from demx.outputs.spool import Spool
 from demx.space import MeanFree
 from demx.types import Target
 
-SLAB = 4096  # rows in memory while draws are resampled
-WEIGHTED = "weighted_"
+SLAB = 4096  # rows in memory while draws are resampled or put in order
+WEIGHTED, REST = "weighted_", "rest_"
 Place = tuple[str, str]  # group and variable
 
 
@@ -31,26 +34,74 @@ def write(
     target: Target,
     provenance: Callable[[], dict[str, Any]],
 ) -> str:
-    """Returns what is to be told of weighted draws."""
+    """Returns what is to be told of weighted draws and of chains."""
     import h5netcdf
 
-    log_weight, begun = [], 0
+    chunks = iter(chunks)
+    first = next(chunks)
+    chunks, told = itertools.chain([first], chunks), ""
     with h5netcdf.File(path, "w") as file:
-        for columns in chunks:
-            rows = slice(begun, begun + len(columns["x"]))
-            before = WEIGHTED if "log_weight" in columns else ""
-            for (group, name), (column, names) in _placed(columns, target).items():
-                place = _variable(file, (before + group, name), n, column, names)
-                place[0, rows] = column
-            if before:
-                log_weight.append(np.asarray(columns["log_weight"]))
-            begun = rows.stop
-        about, told = _attributes(provenance()), ""
-        if log_weight:
-            told = _resample(file, np.concatenate(log_weight), about["sampling_seed"])
+        if "log_weight" in first:
+            log_weight = _in_turn(file, chunks, n, target, WEIGHTED)
+            told = _resample(file, log_weight, provenance()["sampling_seed"])
+        elif "island" in first:
+            with Spool(path) as spool:
+                for columns in chunks:
+                    spool.add(columns)
+                told = _by_chain(file, spool, target)
+        else:
+            _in_turn(file, chunks, n, target)
+        about = _attributes(provenance())
         for group in (file, *file.groups.values()):
             group.attrs.update(about)
     return told
+
+
+def _in_turn(
+    file, chunks: Iterable[Columns], n: int, target: Target, before: str = ""
+) -> np.ndarray:
+    """One chain, as drawn, into groups whose names begin so; their log_weight, (n,) or none."""
+    log_weight, begun = [], 0
+    for columns in chunks:
+        rows = slice(begun, begun + len(columns["x"]))
+        _put(file, before, columns, target, (1, n), (0, rows))
+        log_weight.append(columns.get("log_weight", ()))
+        begun = rows.stop
+    return np.concatenate(log_weight)
+
+
+def arranged(island: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (chain, draw) of samples that depend on each other, and (chain, 1) of those left over.
+
+    island: (n,). Islands that take turns are chains. Others, such as copies of a point, stand side
+    by side in one: what they have in common becomes an autocorrelation.
+    """
+    n, count = len(island), int(island.max()) + 1
+    if count == n or (island != np.arange(n) % count).any():
+        return np.argsort(island, kind="stable")[None], np.empty((0, 1), int)
+    even = n - n % count
+    return np.arange(even).reshape(-1, count).T, np.arange(even, n)[:, None]
+
+
+def _by_chain(file, spool: Spool, target: Target) -> str:
+    rows, rest = arranged(np.asarray(spool.read("island")))
+    for before, chains in (("", rows), (REST, rest)):
+        for i, chain in enumerate(chains):
+            for start in range(0, len(chain), SLAB):
+                some = chain[start : start + SLAB]
+                columns = {name: np.asarray(spool.read(name)[some]) for name in spool.names}
+                at = i, slice(start, start + len(some))
+                _put(file, before, columns, target, chains.shape, at)
+    if len(rows) == 1:
+        return ""
+    left = f"; one draw more of the first {len(rest)} is in {REST}posterior" if len(rest) else ""
+    return f"posterior: {len(rows)} chains of {rows.shape[1]} draws" + left
+
+
+def _put(file, before: str, columns: Columns, target: Target, shape: tuple[int, int], at) -> None:
+    """Columns at a place (chain, draws) of variables (*shape, …), in groups that begin so."""
+    for (group, name), (column, axes) in _placed(columns, target).items():
+        _variable(file, (before + group, name), shape, column, axes)[at] = column
 
 
 def _placed(columns: Columns, target: Target) -> dict[Place, tuple[np.ndarray, tuple[str, ...]]]:
@@ -73,18 +124,20 @@ def _placed(columns: Columns, target: Target) -> dict[Place, tuple[np.ndarray, t
     return found
 
 
-def _variable(file, place: Place, n: int, column: np.ndarray, axes: tuple[str, ...]):
-    """The variable, (1, n, …), made when it is first asked for, as are its group and axes."""
+def _variable(
+    file, place: Place, shape: tuple[int, int], column: np.ndarray, axes: tuple[str, ...]
+):
+    """The variable, (*shape, …), made when it is first asked for, as are its group and axes."""
     where, name = place
     group = file.groups[where] if where in file.groups else file.create_group(where)
     if name not in group.variables:
-        sizes = {"chain": 1, "draw": n, **dict(zip(axes, column.shape[1:], strict=True))}
+        sizes = dict(zip(("chain", "draw", *axes), (*shape, *column.shape[1:]), strict=True))
         for axis, size in sizes.items():
             if axis not in group.dimensions:
                 group.dimensions[axis] = size
                 group.create_variable(axis, (axis,), int, data=np.arange(size))
         group.create_variable(
-            name, (*sizes,), column.dtype, chunks=(1, min(n, 1024), *column.shape[1:]),
+            name, (*sizes,), column.dtype, chunks=(1, min(shape[1], 1024), *column.shape[1:]),
             compression="gzip",
         )  # fmt: skip
     return group.variables[name]
@@ -105,10 +158,11 @@ def _resample(file, log_weight: np.ndarray, seed: int) -> str:
             if variable.dimensions[:2] != ("chain", "draw") or name == "log_weight":
                 continue
             like = np.empty((0, *variable.shape[2:]), variable.dtype)
-            place = _variable(file, (group, name), n, like, variable.dimensions[2:])
+            place = _variable(file, (group, name), (1, n), like, variable.dimensions[2:])
             _copy(variable, place, rows)
         file.groups[group].attrs["draws"] = f"equally weighted: resampled from those of {where}"
-    place = _variable(file, ("sample_stats", "row"), n, rows, ())  # of a draw among the weighted
+    # of a draw among the weighted
+    place = _variable(file, ("sample_stats", "row"), (1, n), rows, ())
     place[0] = rows
     return (
         f"posterior: {n} equally weighted draws, resampled from the weighted ones "
