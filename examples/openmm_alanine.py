@@ -17,8 +17,8 @@ HAND = "dihedral:8,6,14,10"  # its sign is that of the carbon in the middle: abo
 def alanine(temperature: float = 300.0):
     """ACE-ALA-NME, 22 atoms, amber99sb with OBC; x in Å."""
     field = app.ForceField("amber99sb.xml", "amber99_obc.xml")
-    system = field.createSystem(PDB.topology)
-    return from_system(system, positions=PDB.positions, temperature=temperature)
+    about = {"positions": PDB.positions, "topology": PDB.topology, "temperature": temperature}
+    return from_system(field.createSystem(PDB.topology), **about)
 
 
 def main(n=1000, method="tempering", budget="5m", **options):

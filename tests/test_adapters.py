@@ -39,7 +39,7 @@ def test_atoms_in_units_of_kt(key):
     found = evaluate(target, x)
     assert float(found.log_density[0]) == pytest.approx(0.0104 / (kB * 40), rel=1e-3)
     np.testing.assert_allclose(found.score, 0, atol=1e-2)
-    assert target.space == MeanFree(2, 3) and target.calls == 1
+    assert target.space == MeanFree(2, 3) and target.calls == 2 and target.claim() == 1
     np.testing.assert_allclose(target.start, x, rtol=1e-6)
     assert from_atoms(ase.Atoms("Ar2"), calculator, trap=0.1).start is None
     apart = normal(key, target.space, (4,))
@@ -109,6 +109,38 @@ def test_frames_in_the_units_of_ase(tmp_path, monkeypatch):
     ase.io.write(tmp_path / "frames.extxyz", target.frames(drawn.x))
     again = samples.read(tmp_path / "frames.extxyz")
     np.testing.assert_allclose(again.x, drawn.x, rtol=1e-5, atol=1e-6)
+
+
+class Heavy(LennardJones):
+    """Energies like those of all electrons."""
+
+    def calculate(self, *args, **kwargs):
+        super().calculate(*args, **kwargs)
+        self.results["energy"] -= 5e5
+
+
+def test_a_large_energy_that_is_the_same_everywhere_is_taken_off():
+    """At 300 K 5·10⁵ eV are 1.9·10⁷ kT, where single precision knows multiples of 2."""
+    atoms = ase.Atoms("Ar2", positions=[[0, 0, 0], [3.9, 0, 0]])
+    about = dict(sigma=3.4, epsilon=0.05, rc=1e3, smooth=False)
+    heavy = from_atoms(atoms, Heavy(**about), trap=0.1)
+    light = from_atoms(atoms, LennardJones(**about), trap=0.1)
+    assert light.zero == 0 and heavy.zero == 1000 * round(-5e5 / (kB * 300) / 1000)
+    x = jnp.asarray([[[-1.8, 0, 0], [1.8, 0, 0]], [[-1.9, 0, 0], [1.9, 0, 0]]])
+    low, whole = energies(light, x), energies(heavy, x)
+    np.testing.assert_allclose(np.diff(whole), np.diff(low), atol=1e-3)
+    np.testing.assert_allclose(
+        heavy.electronvolts(x, whole) + 5e5, light.electronvolts(x, low), atol=1e-5
+    )
+
+
+def test_positions_that_are_not_finite_are_bad():
+    """EMT raises there; a chain that has left for infinity does not end a run."""
+    atoms = ase.Atoms("Cu2", positions=[[0, 0, 0], [2.5, 0, 0]])
+    target = from_atoms(atoms, EMT(), trap=0.1)
+    away = jnp.asarray(atoms.positions, float).at[0, 0].set(jnp.nan)
+    assert evaluate(target, jnp.stack([target.start[0], away])).bad.tolist() == [False, True]
+    assert (target.calls, target.unasked) == (3, 1)
 
 
 def test_atoms_that_are_refused():

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 import demx
-from demx import cli, devices, pace
+from demx import cli, devices, pace, resolve
 from demx.energy import energies, evaluate, evaluate_columns, pointwise
 from demx.errors import UserError
 from demx.evaluate.equilibrium import Equilibrium, least_calls
@@ -160,12 +160,11 @@ def test_a_long_loop_is_given_up_and_done_again(tmp_path):
     one = chains(slow, directory=tmp_path, budget=f"{first}calls").progress
     assert one.step == 1 and one.energy_calls == first
     pause[0] = 0.05  # the second loop would take 6.4 s
-    half = chains(slow, directory=tmp_path, budget=f"{one.seconds + 1:.1f}s")
+    half = chains(slow, directory=tmp_path, budget=f"{one.seconds + 2:.1f}s")
     assert half.ended == "budget" and half.progress.step == 1
     assert half.progress.energy_calls == first
-    # opening the target and beginning the chains once more are calls too, but not of the loop
-    opening = half.config["probe_calls"] + 4
-    assert half.progress.given_up_calls == half.target.calls - opening
+    # telling the energy apart takes calls too, but not of the loop
+    assert half.progress.given_up_calls == half.target.calls - resolve.FINGERPRINT
     assert half.progress.seconds > one.seconds
     pause[0] = 0.0
     again = chains(slow, directory=tmp_path)
@@ -194,6 +193,93 @@ def test_a_signal_stops_a_loop_in_its_midst(number, tmp_path, capfd):
     )  # fmt: skip
     assert fitted.ended == "interrupted" and fitted.progress.step == 0
     assert len(started) < 520 and "Traceback" not in capfd.readouterr().err
+
+
+def test_a_look_that_is_stopped_keeps_the_loop_before_it(tmp_path):
+    """Ctrl-C in a look: only the look is made again, with the same key, and all ends the same."""
+    asked, stop_at = [], [10**9]
+
+    def counted(x):
+        asked.append(1)
+        if len(asked) == stop_at[0]:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+        return bowl(x)
+
+    def fit(directory):
+        asked.clear()
+        settings = CHAINS | {"evaluation": {"every": 1, "n": 20}}
+        return demx.fit(
+            black_box(counted, dim=2), method="hmc", scale=1.0, directory=directory,
+            warm_start=np.zeros((1, 2)), settings=settings, progress=False,
+        )  # fmt: skip
+
+    whole = fit(tmp_path / "whole")
+    total, look = len(asked), whole.progress.evaluation_calls // 2
+    stop_at[0] = total - look // 2
+    half = fit(tmp_path / "parts")
+    assert half.ended == "interrupted" and half.progress.step == 2
+    assert half.progress.energy_calls == whole.progress.energy_calls
+    assert len(asked) == stop_at[0]
+    assert half.progress.given_up_calls == look - look // 2
+    stop_at[0] = 10**9
+    again = fit(tmp_path / "parts")
+    assert again.ended == "steps" and len(asked) == look + resolve.FINGERPRINT
+    assert again.progress.evaluation_calls == whole.progress.evaluation_calls
+    assert again.progress.watch == whole.progress.watch and again.progress.kept == 2
+    for a, b in zip(jax.tree.leaves(again.state), jax.tree.leaves(whole.state), strict=True):
+        np.testing.assert_array_equal(a, b)
+    lines = [(tmp_path / d / "metrics.jsonl").read_bytes() for d in ("whole", "parts")]
+    assert lines[0] == lines[1]
+
+
+@pytest.mark.parametrize("method", ["hmc", "idem"])
+def test_a_run_that_goes_on_repeats_neither_probe_nor_beginning(method, tmp_path):
+    """Nothing but what tells the energy apart is asked again."""
+    asked = []
+
+    def counted(x):
+        asked.append(len(x))
+        return bowls(x)
+
+    def fit(budget=None):
+        asked.clear()
+        settings = {"sampler": CHAINS["sampler"]} if method == "hmc" else SMALL
+        settings = settings | {"evaluation": {"every": 0}}
+        return demx.fit(
+            black_box(counted, dim=2, batched=True), method=method, scale=2.0, settings=settings,
+            directory=tmp_path, budget=budget, progress=False,
+        )  # fmt: skip
+
+    first = fit("20000calls")
+    assert sum(asked) == first.progress.energy_calls and first.progress.step == 2
+    assert first.progress.seconds > first.target.host.seconds > 0
+    again = fit()
+    assert sum(asked) == resolve.FINGERPRINT
+    assert again.config == first.config and again.progress == first.progress
+    assert first.config["probe"]["energy_calls"] > 10_000
+
+
+@pytest.mark.parametrize("part", ["the probe of the energy", "the method had begun"])
+def test_a_budget_covers_what_comes_before_training(part, tmp_path):
+    """It ends there, in time, and says so."""
+    asked = []
+    probing = "probe" in part
+
+    def slow(x):
+        asked.append(1)
+        time.sleep(0.05 if probing or len(asked) > 450 else 0.0)
+        return bowl(x)
+
+    start = {} if probing else {"warm_start": np.zeros((400, 2))}
+    sampler = CHAINS["sampler"] | {"num_chains": 2 if probing else 400}
+    begun = time.perf_counter()
+    with pytest.raises(UserError, match=rf"budget: .*{part}.*larger budget"):
+        demx.fit(
+            black_box(slow, dim=2), method="hmc", scale=1.0, budget="2s", progress=False,
+            settings={"sampler": sampler}, directory=tmp_path, **start,
+        )  # fmt: skip
+    assert time.perf_counter() - begun < 10  # 16 768 calls, and 400, would take 838 and 20 s
 
 
 def test_what_samples_and_references_take_is_said_before(monkeypatch, capsys):
@@ -278,6 +364,127 @@ def test_a_division_by_zero_is_a_bad_point_and_no_warning(difference):
     found = evaluate(target, jnp.asarray([[1.0, 2.0], [0.0, 1.0], [jnp.nan, 1.0]]))
     assert float(found.log_density[0]) == pytest.approx(-1.5)
     assert not found.bad[0] and found.bad[2] and not jnp.isfinite(found.log_density[1:]).any()
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["one", "batched"])
+@pytest.mark.parametrize("difference", [None, 1e-3], ids=["gradient", "differences"])
+def test_points_that_are_not_finite_are_bad_and_not_asked(batched, difference):
+    """A function that would raise there, as calculators do, does not see them."""
+    seen = []
+
+    def careful(x):
+        assert np.isfinite(x).all(), "cannot convert float NaN to integer"
+        seen.append(len(x) if batched else 1)
+        energy, slope = bowls(x) if batched else bowl(x)
+        return energy if difference else (energy, slope)
+
+    target = black_box(careful, dim=2, batched=batched, finite_difference=difference)
+    points = jnp.asarray([[1.0, 2.0], [jnp.inf, 0.0], [jnp.nan, 1.0], [0.5, 0.5]])
+    found = evaluate(target, points)
+    assert found.bad.tolist() == [False, True, True, False]
+    np.testing.assert_allclose(found.log_density[0], -same(points[0]), rtol=1e-5)
+    each = target.calls_per_point
+    assert (target.calls, target.unasked, sum(seen)) == (4 * each, 2 * each, 2 * each)
+    assert evaluate(target, jnp.full((3, 2), jnp.nan)).bad.all()
+    assert target.calls - target.unasked == sum(seen)
+
+
+def force(x):
+    energy, slope = bowl(x)
+    return energy, -slope
+
+
+def first_alone(x):
+    """Held by its first particle: not the same when they are exchanged."""
+    return np.sum(x**2) + np.sum(x[0] ** 2), 2 * x + 2 * x * (np.arange(len(x)) == 0)[:, None]
+
+
+@pytest.mark.parametrize(
+    "function, where, match",
+    [
+        (force, {"dim": 3}, "this is the force; return its negative"),
+        (lambda x: (bowl(x)[0], 38.7 * bowl(x)[1]), {"dim": 3}, "in the same units"),
+        (lambda x: (bowl(x)[0], 0.0 * x), {"dim": 3}, r"expected the gradient .*got 0"),
+        (first_alone, {"particles": (4, 2)}, r"turned, reflected or exchanged, got .*species="),
+    ],
+    ids=["force", "units", "zero", "symmetry"],
+)
+def test_what_is_not_the_gradient_or_not_symmetric_is_refused_early(function, where, match):
+    target = black_box(function, **where)
+    with pytest.raises(UserError, match=match):
+        demx.fit(target, progress=False)
+    assert target.calls <= 12
+
+
+@pytest.mark.parametrize("name", ["lj13", "dw4", "gmm40"])
+def test_what_is_right_passes_the_first_look(name):
+    """Also where normal points of particles overlap, and in single precision."""
+    plain = resolve.open_target(name, {}).target
+
+    @jax.jit
+    def both(x):
+        value, slope = jax.value_and_grad(plain.log_density)(x)
+        return -value, -slope
+
+    space = plain.space
+    where = {"dim": 2} if name == "gmm40" else {"particles": space.shape}
+    function = lambda x: tuple(map(np.asarray, both(jnp.asarray(x, float))))  # noqa: E731
+    target = black_box(function, **where)
+    opened = resolve.open_target(target, {})
+    particles = "particles" in where
+    assert opened.energy_calls == target.calls == (12 if particles else 10)
+    # walls: nothing can be told there, and nothing is said
+    walls = black_box(lambda x: (np.inf, 0 * x), dim=2)
+    assert resolve.open_target(walls, {}).energy_calls == 10
+
+
+@pytest.mark.parametrize("zero", [0.0, -2e7])
+@pytest.mark.parametrize("method", ["importance", "hmc"])
+def test_energies_too_large_for_single_precision_are_warned_of(zero, method, recwarn):
+    """x²/2 - 2·10⁷: neighbouring numbers are 2 apart; what is taken off leaves none of it."""
+    target = black_box(lambda x: (0.5 * np.sum(x**2) - 2e7, x), dim=2, zero=zero)
+    settings = CHAINS if method == "hmc" else {"sampler": {"num_samples": 32, "outer_steps": 1}}
+    start = {"warm_start": np.ones((1, 2))} if method == "hmc" else {}
+    demx.fit(
+        target, method=method, scale=2.0, settings=settings | {"evaluation": {"every": 0}},
+        progress=False, **start,
+    )  # fmt: skip
+    told = [str(w.message) for w in recwarn if "single precision" in str(w.message)]
+    assert len(told) == (zero == 0) and all("differ by 2 kT" in t for t in told)
+    assert all("black_box(…, zero=-2e+07)" in t for t in told)
+    if zero:
+        x = jnp.asarray([[0.0, 0.0], [0.1, 0.0]])
+        np.testing.assert_allclose(energies(target, x), [0.0, 0.005], atol=1e-7)
+
+
+class Refusal(Exception):
+    pass
+
+
+@pytest.mark.parametrize("where", ["watched", "train"])
+def test_what_a_function_raises_after_a_request_to_stop_is_told(where, tmp_path):
+    """Not taken for the stop: a calculator in a process of its own may end by the same Ctrl-C."""
+    asked = []
+
+    def refusing(x):
+        asked.append(1)
+        if len(asked) == 400:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+            raise Refusal("no more")
+        return bowl(x)
+
+    target = black_box(refusing, dim=2)
+    with pytest.raises(UserError, match="black box: the function raised Refusal: no more"):
+        if where == "watched":
+            with watched(target, "samples"):
+                jax.block_until_ready(energies(target, jnp.ones((500, 2))))
+        else:
+            settings = CHAINS["sampler"] | {"length": 500, "outer_steps": 1}
+            demx.fit(
+                target, method="hmc", scale=1.0, directory=tmp_path, progress=False,
+                warm_start=np.zeros((1, 2)), settings={"sampler": settings},
+            )  # fmt: skip
 
 
 def test_a_space_and_a_width_are_needed():

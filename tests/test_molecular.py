@@ -3,13 +3,14 @@
 import importlib.util
 from pathlib import Path
 
+import ase.io
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import demx
-from demx import devices, recipe
+from demx import devices, recipe, samples
 from demx.energy import evaluate
 from demx.errors import UserError
 from demx.evaluate.observables import dihedral, observable
@@ -65,6 +66,43 @@ def test_a_bond_in_units_of_kt(mm):
     wide = from_system(system, temperature=300.0, length=0.2)
     np.testing.assert_allclose(evaluate(wide, x / 2).score, 2 * found.score, rtol=1e-5)
     np.testing.assert_allclose(wide.positions(x / 2), 0.1 * np.asarray(x), rtol=1e-6)
+
+
+def test_frames_in_the_units_of_ase(alanine, mm, tmp_path):
+    """Elements of the topology, Å whatever the length, and eV without the trap."""
+    system = mm.app.ForceField("amber99sb.xml").createSystem(alanine.PDB.topology)
+    target = from_system(
+        system, positions=alanine.PDB.positions, topology=alanine.PDB.topology, length=1.0,
+        trap=10.0,
+    )  # fmt: skip
+    sampler = demx.fit(target, method="hmc", settings=SHORT, progress=False)
+    path = tmp_path / "drawn.extxyz"
+    sampler.sample_to(path, 3)
+    drawn, plain = samples.read(path), from_system(system, length=1.0)
+    np.testing.assert_allclose(drawn.x, sampler.sample(3).x, rtol=1e-5, atol=1e-6)
+    for frame, x in zip(ase.io.read(path, ":"), np.asarray(drawn.x), strict=True):
+        assert str(frame.symbols) == "CH3CONHCHCH3CONHCH3" and frame.info["temperature"] == 300
+        assert frame.get_distance(0, 4) == pytest.approx(1.52, abs=0.3)  # a bond, in Å
+        wanted = float(plain.host(np.asarray(x, float))[0]) * KT / 96.485
+        assert frame.get_potential_energy() == pytest.approx(wanted, abs=1e-3)
+    with pytest.raises(UserError, match="topology: expected one of 3 atoms, got one of 22"):
+        from_system(chain(mm, [(0, 1, 0.1, 2000.0)]), topology=alanine.PDB.topology)
+    assert not hasattr(plain, "symbols")
+
+
+def test_a_large_energy_that_is_the_same_everywhere_is_taken_off(mm):
+    """Energies of -5e7 kJ/mol differ by what a bond is worth, and eV have the whole."""
+    system = chain(mm, [(0, 1, 0.1, 2000.0)], (12.0, 16.0))
+    far = mm.CustomExternalForce("-2.5e7")
+    for i in range(2):
+        far.addParticle(i)
+    system.addForce(far)
+    target = from_system(system, positions=[[0.0, 0, 0], [0.1, 0, 0]])
+    assert target.zero == 1000 * round(-5e4 / KT) and target.calls == 1
+    x = np.array([[[-0.5, 0, 0], [0.5, 0, 0]], [[-0.52, 0, 0], [0.52, 0, 0]]])
+    energy = -np.asarray(evaluate(target, jnp.asarray(x, float)).log_density)
+    np.testing.assert_allclose(np.diff(energy), 1000 * 0.004**2 / KT, atol=1e-4)
+    np.testing.assert_allclose(target.electronvolts(x, energy) * 96.48533212331, -5e7, atol=0.1)
 
 
 def test_species_are_what_the_energy_cannot_tell_apart(mm):

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -51,18 +52,18 @@ def fit(
     """Train a sampler on a target: a name, FILE.py:NAME, a Target, or an energy function of one
     configuration.
 
-    budget: '10m', '90s' of training or '5e6calls'; an outer loop that has begun is finished, unless
-    the energy is a black box and it would take a tenth longer. directory: keep a run there, and go
-    on from it when called again. dim / particles / species: the space of an energy function;
-    species are whole numbers, one for each particle, where they are not all equal. scale: the rough
-    width of its mass, if it is known; a probe finds it otherwise. recipe: let the probe decide also
-    where demx has a preset. warm_start: points (n, *shape) to begin from: chains take them in turn,
-    the first for the first chain (without any, those of `target.start`, if it has that), idem and
-    pdem put them into the buffer; other methods refuse them.
+    budget: '10m', '90s' of probe and training or '5e6calls'; an outer loop that has begun is
+    finished, unless the energy is a black box and it would take a tenth longer. directory: keep a
+    run there, and go on from it when called again. dim / particles / species: the space of an
+    energy function; species are whole numbers, one for each particle, where they are not all equal.
+    scale: the rough width of its mass, if it is known; a probe finds it otherwise. recipe: let the
+    probe decide also where demx has a preset. warm_start: points (n, *shape) to begin from: chains
+    take them in turn, the first for the first chain (without any, those of `target.start`, if it
+    has that), idem and pdem put them into the buffer; other methods refuse them.
     checkpoint_seconds: how much work a kill may cost; the result is the same whatever it is.
     settings: sections that change the preset, e.g. {"draws": {"num_samples": 512}}.
     """
-    limit = parse_budget(budget)
+    begun, limit = time.perf_counter(), parse_budget(budget)
     store = None if directory is None else Store(directory)
     before = store.config() if store and store.config_file.exists() else None
     built, config = resolve(
@@ -95,6 +96,7 @@ def fit(
             seed=seed,
             outer_steps=outer_steps,
             budget=limit,
+            spent=time.perf_counter() - begun,
             keeper=store,
             evaluate=Glance(made, built, n, sets),
             every=every,
@@ -172,5 +174,5 @@ def load(directory: str | Path) -> Fitted:
     (_, kept), header = found
     return Fitted(
         target, method, kept, config, Progress.of(header),
-        directory=store.directory, history=store.history(),
+        ended=header.get("ended"), directory=store.directory, history=store.history(),
     )  # fmt: skip

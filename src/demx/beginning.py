@@ -54,8 +54,8 @@ def identity(x: np.ndarray) -> list[Any]:
     return [list(x.shape), hashlib.sha256(x.tobytes()).hexdigest()]
 
 
-def check_energies(target: Target, x: np.ndarray) -> int:
-    """Stop unless every point has a finite energy with a finite gradient; len(x) energy calls."""
+def check_energies(target: Target, x: np.ndarray) -> np.ndarray:
+    """The energies of points, len(x) calls; stops unless all are finite, with finite gradients."""
     found = eqx.filter_jit(evaluate)(target, target.space.project(jnp.asarray(x, float)))
     wrong = np.flatnonzero(np.asarray(found.bad | ~jnp.isfinite(found.log_density)))
     if len(wrong):
@@ -65,7 +65,7 @@ def check_energies(target: Target, x: np.ndarray) -> int:
             f"(rows {rows}, counted from 0); take them out, or see that units and the order of "
             "the coordinates are the target's"
         )
-    return len(x)
+    return -np.asarray(found.log_density)
 
 
 def width(target: Target, x: np.ndarray) -> float | None:

@@ -1,4 +1,4 @@
-"""Errors a user can mend. The command prints them in one line and exits with code 2."""
+"""What ends a command. Errors a user can mend are printed in one line, with exit code 2."""
 
 
 class UserError(ValueError):
@@ -7,3 +7,7 @@ class UserError(ValueError):
 
 class Diverged(RuntimeError):
     """Training met values that are not finite; the last good state is kept."""
+
+
+class GivenUp(RuntimeError):
+    """An energy refused to be asked any more: what asked it did not end, and has no result."""

@@ -35,8 +35,8 @@ class Fitted:
     """A trained sampler: `sample`, `log_prob`, `log_z`, `evaluate`, `report`, `plot`.
 
     config: the resolved configuration. progress: steps, seconds and energy calls spent. ended: why
-    training ended: 'steps', 'budget', 'converged' or 'interrupted'. directory: of its run, if it
-    is kept. history: what training told, one entry an outer loop.
+    training ended: 'steps', 'budget', 'converged' or 'interrupted'; None: killed.
+    directory: of its run, if it is kept. history: what training told, one entry an outer loop.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Fitted:
         state: Any,
         config: dict,
         progress: Progress,
-        ended: str = "steps",
+        ended: str | None = None,
         directory: Path | None = None,
         history: list[dict[str, Any]] | None = None,
     ):
@@ -55,9 +55,9 @@ class Fitted:
         self.directory, self.history = directory, history or []
 
     def _rows(self) -> list[list[str]]:
-        p = self.progress
+        p, ended = self.progress, f", ended by {self.ended}" if self.ended else ""
         return [
-            ["outer loops", f"{p.step} of {self.method.outer_steps}, ended by {self.ended}"],
+            ["outer loops", f"{p.step} of {self.method.outer_steps}{ended}"],
             ["energy calls", f"{p.energy_calls:,} training, {p.evaluation_calls:,} watching it"],
             ["time", f"{p.seconds:.0f} s"],
             ["samples", f"of shape {rows(self.target)}"],

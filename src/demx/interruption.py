@@ -17,7 +17,10 @@ GRACE = 0.1  # of a budget: what a step that has begun may take beyond it
 
 @runtime_checkable
 class Stoppable(Protocol):
-    """An energy that a program can be stopped by; `demx.targets.black_box.BlackBox` is one."""
+    """An energy that a program can be stopped by; `demx.targets.black_box.BlackBox` is one.
+
+    Within `stopping` a program that asks it once `over()` is true ends with GivenUp.
+    """
 
     @property
     def points(self) -> int: ...
@@ -34,14 +37,14 @@ class Inside:
 
 
 class Overtime:
-    """Whether to give up a step that began after `before` seconds of a budget, and takes `most`
-    energy calls.
+    """Whether to give up what began after `before` seconds of a budget, and takes `most` energy
+    calls.
 
     `over()`: the user asks, or time is up and the rest would take more than GRACE of the budget.
     """
 
     def __init__(
-        self, energy: Stoppable, stop: Callable[[], bool], before: float, budget: float, most: int
+        self, energy: Stoppable, stop: Callable[[], bool], before: float, budget: float, most: float
     ):
         self.energy, self.stop, self.before, self.budget = energy, stop, before, budget
         self.most, self.begun, self.started = max(1, most), energy.points, time.perf_counter()
@@ -55,16 +58,13 @@ class Overtime:
     def calls(self) -> int:
         return self.energy.points - self.begun
 
-    def asked(self) -> bool:
-        self.reached = self.reached or self.stop()
-        return self.reached
-
     def over(self) -> bool:
         now = self.seconds
         if self.before + now >= self.budget:
             whole = now * self.most / max(1, self.calls)
             self.reached = self.reached or self.before + whole > (1 + GRACE) * self.budget
-        return self.asked()
+        self.reached = self.reached or self.stop()
+        return self.reached
 
 
 @contextmanager

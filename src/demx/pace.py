@@ -1,15 +1,16 @@
 """What energy calls on the host take: said before they are made, and shown while they are."""
 
 import logging
+import math
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from demx.errors import UserError
+from demx.errors import GivenUp, UserError
 from demx.interruption import stop_requested
-from demx.targets.black_box import BlackBox, GivenUp
+from demx.targets.black_box import BlackBox
 from demx.types import Target
 
 
@@ -81,10 +82,17 @@ def repeated(act: Callable[[], None], every: float) -> Iterator[None]:
 
 @contextmanager
 def watched(
-    target: Target, what: str, calls: float | None = None, *, least: bool = False, quiet=False
+    target: Target,
+    what: str,
+    calls: float | None = None,
+    *,
+    least: bool = False,
+    quiet: bool = False,
+    limit: float = math.inf,
 ) -> Iterator[None]:
     """Energy calls on the host, `calls` of them (or at least so many): told on stderr what they
-    will take, and every ten seconds how far they are. Ctrl-C ends them at once.
+    will take, and every ten seconds how far they are. Ctrl-C ends them at once, and so does the
+    limit in seconds, with GivenUp.
 
     Of what JAX compiles nothing is said.
     """
@@ -105,10 +113,11 @@ def watched(
 
     if calls and calls * target.seconds_per_point >= WORTH_SAYING:
         say(cost(target, calls, least))
-    with stop_requested() as stop, target.stopping(stop), repeated(beat, EVERY):
+    with stop_requested() as stop, repeated(beat, EVERY):
         try:
-            yield
-        except Exception:
+            with target.stopping(lambda: stop() or time.perf_counter() - started >= limit):
+                yield
+        except GivenUp:
             if stop():
                 raise KeyboardInterrupt from None
             raise

@@ -10,6 +10,7 @@ for, gets the first of ever smaller sizes of which LOOPS outer loops are afforda
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -19,7 +20,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from demx.descent import relax
 from demx.energy import evaluate
-from demx.errors import UserError
+from demx.errors import GivenUp, UserError
 from demx.methods.moves import Moves
 from demx.space import MeanFree, Space, normal
 from demx.stiffness import local_variance, spread
@@ -35,15 +36,17 @@ MOST_BY_WEIGHT = 20  # degrees of freedom of particles beyond which weights are 
 
 
 class Probe(NamedTuple):
-    """s² and σ_d, to two digits, and what finding them cost."""
+    """s² and σ_d, to two digits, and what finding them cost. energy: the median where points ended;
+    None of numbers that were kept."""
 
     local_variance: float
     spread: float
     energy_calls: int
+    energy: float | None = None
 
 
 @eqx.filter_jit
-def _look(key: PRNGKeyArray, target: Target, scale: Array) -> tuple[Array, Array]:
+def _look(key: PRNGKeyArray, target: Target, scale: Array) -> tuple[Array, Array, Array]:
     space = target.space
     key_start, key_moves = jax.random.split(key)
     x = relax(target, scale * normal(key_start, space, (POINTS,)), DESCENT, scale)
@@ -52,39 +55,53 @@ def _look(key: PRNGKeyArray, target: Target, scale: Array) -> tuple[Array, Array
     # points outside the support have no slope to come back by: they say nothing
     inside = jnp.isfinite(found.log_density).astype(x.dtype)
     widest = jnp.maximum(spread(x, space, inside), 1e-6 * scale**2)
-    return local_variance(found, space, widest), jnp.sqrt(widest)
+    typical = -jnp.nanmedian(jnp.where(inside > 0, found.log_density, jnp.nan))
+    return local_variance(found, space, widest), jnp.sqrt(widest), typical
 
 
-def probe(target: Target, scale: float | None = None) -> Probe:
+def least_calls(scale: float | None) -> int:
+    """Energy calls of a probe: so many of a scale that is known, at least so many otherwise."""
+    return (2 if scale is None else 1) * _calls_of_a_look()
+
+
+def _calls_of_a_look() -> int:
+    return POINTS * (DESCENT + 1) + MOVES.calls(POINTS)
+
+
+def probe(
+    target: Target, scale: float | None = None, over: Callable[[], bool] = lambda: False
+) -> Probe:
     """Look around with points spread like `scale`; None: find out how widely to spread them.
 
-    The same target and scale give the same answer: a run that goes on must find it again.
+    over: asked between looks; True: give up.
     """
     key, looks = jax.random.key(0), 0
 
-    def look(width: float) -> tuple[float, float]:
+    def look(width: float) -> tuple[float, float, float]:
         nonlocal looks
+        if looks and over():
+            raise GivenUp("probe: given up")
         looks += 1
         found = _look(jax.random.fold_in(key, looks), target, jnp.asarray(width, float))
-        return float(found[0]), float(found[1])
+        return tuple(float(one) for one in found)
 
     if scale is None:
         width, reach = 0.5, 1.0
         while looks < ROUNDS and width < WIDER * reach:
             width = 2 * max(reach, width) if looks else 1.0
-            _, reach = look(width)
+            _, reach, _ = look(width)
         if not width >= WIDER * reach:
             raise UserError(
                 f"scale: points sent out as far as {width:.3g} do not come back, so the width of "
                 "the mass could not be found; name a scale, and see that the energy grows outwards"
             )
         # from far away particles have hardly met: what is wanted is where they stay
-        variance, reach = look(reach)
+        variance, reach, typical = look(reach)
     else:
-        variance, reach = look(scale)
+        variance, reach, typical = look(scale)
         reach = max(reach, scale / 2)  # points that came together do not refute the user
-    calls = looks * (POINTS * (DESCENT + 1) + MOVES.calls(POINTS))
-    return Probe(_two_digits(variance), _two_digits(reach), calls)
+    calls = looks * _calls_of_a_look()
+    return Probe(_two_digits(variance), _two_digits(reach), calls, typical)
 
 
 def _two_digits(value: float) -> float:

@@ -1,5 +1,6 @@
 """From what a user names or hands over to a target and a complete configuration."""
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,12 +13,14 @@ from demx import config as configuration
 from demx import source as sources
 from demx.beginning import beginning, check_energies, identity, width
 from demx.errors import UserError
+from demx.measurement import as_kept, in_time, kept, measure
 from demx.pace import watched
-from demx.recipe import SMALLER, affordable, probe, smaller
+from demx.recipe import SMALLER, affordable, smaller
 from demx.recipe import settings as settings_for
 from demx.source import Source
 from demx.space import normal, space_of
 from demx.targets.black_box import BlackBox
+from demx.targets.first_look import first_look, warn_of_rounding
 from demx.targets.function import CHECKED, FunctionTarget, check_energy, check_shape
 from demx.train import Budget
 from demx.types import Target
@@ -53,7 +56,7 @@ def open_target(
 ) -> Opened:
     """From a name, FILE.py:NAME, a Target, or an energy function and its space.
 
-    look: also at values and gradients of an energy function, not only at its shape.
+    look: also at values and gradients of an energy function or a black box, not only at its shape.
     """
     source = sources.parse(target) if isinstance(target, str) else None
     if source is not None:
@@ -72,7 +75,8 @@ def open_target(
             check_shape(target.log_density, target.space)
         except ValueError as error:
             raise UserError(f"target: its log_density is not usable; {error}") from error
-        return Opened(source.title if source else type(target).__name__, target, 0, source)
+        calls = _look_at(target, scale or 1.0) if look and isinstance(target, BlackBox) else 0
+        return Opened(source.title if source else type(target).__name__, target, calls, source)
     if not callable(target):
         raise UserError(f"target: expected a name, a Target or a function, got {target!r}")
     try:
@@ -84,6 +88,17 @@ def open_target(
     where = {"dim": dim} if particles is None else {"particles": list(particles)}
     where |= {} if species is None else {"species": list(species)}
     return Opened(name, FunctionTarget(target, space), CHECKED if look else 0, source, where)
+
+
+def _look_at(target: BlackBox, scale: float) -> int:
+    """Energy calls of a first look, with those of making the target."""
+    try:
+        with watched(target, "first look at the energy"):
+            return first_look(target, scale) + target.claim()
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def named_target(
@@ -113,10 +128,12 @@ def resolve(
 
     recipe: settings from a probe of the energy (`demx.recipe`) even where there is a preset.
     warm_start: points to begin from; the configuration has their checksum. budget: what the recipe
-    makes the outer loops of a black box fit into. before: the configuration of the run that is gone
-    on with; what was measured then, `loop_calls`, is not measured again. quiet: a probe of a black
-    box that takes its time tells nothing meanwhile.
+    makes the outer loops of a black box fit into, and what the probe must end within. before: the
+    configuration of the run that is gone on with; what was measured then, `probe`, `probe_calls`
+    and `loop_calls`, is not measured again. quiet: a probe of a black box that takes its time tells
+    nothing meanwhile.
     """
+    until = time.perf_counter() + budget.seconds
     settings = dict(settings or {})
     for section, values in settings.items():
         left_out = values is None and section in configuration.OPTIONAL
@@ -127,10 +144,13 @@ def resolve(
             )
     entry = configuration.method_entry(method)
     about = settings.pop("target", {})
-    opened = open_target(target, about, dim=dim, particles=particles, species=species, scale=scale)
-    built, calls = opened.target, opened.energy_calls
     if scale is not None and not scale > 0:
         raise UserError(f"scale: expected a positive number, got {scale}")
+    opened = open_target(
+        target, about, dim=dim, particles=particles, species=species, scale=scale,
+        look=before is None,
+    )  # fmt: skip
+    built, calls = opened.target, opened.energy_calls
     shipped = isinstance(target, str) and opened.source is None
     preset = configuration.preset(method, opened.name) if shipped and not recipe else {}
     head = opened.head(about) | {"method": method, "seed": seed}
@@ -144,9 +164,12 @@ def resolve(
         preset = {"sampler": {"scale": known}}  # for the first step size: nothing to probe
     sizes_by_recipe = not preset and entry.matching
     if not preset:
-        with watched(built, "probe of the energy", quiet=quiet):
-            seen = probe(built, scale)
-        calls += seen.energy_calls
+        seen = kept(before)
+        if seen is None:
+            seen = measure(built, scale, until, quiet)
+            calls += seen.energy_calls
+        if before is None or "probe" in before:  # an older run does not name it
+            head["probe"] = as_kept(seen)
         preset = (
             settings_for(built.space, seen)
             if entry.matching
@@ -167,11 +190,16 @@ def resolve(
             f"{', '.join(idle)}: without effect, because here walks take the place of importance "
             "samples; leave the walks out too (walk=none), or do not set it"
         )
-    if chains:
-        calls += check_energies(built, points[: max(1, sections["sampler"]["num_chains"])])
+    if chains and before is None:
+        with in_time(built, "look at the points to begin from", until, quiet=quiet):
+            found = check_energies(built, points[: max(1, sections["sampler"]["num_chains"])])
+        calls += len(found)
+        if isinstance(built, BlackBox):
+            warn_of_rounding(built, float(np.median(found)))
     if not shipped:
         head["fingerprint"] = _fingerprint(built, scale or 1.0)
         calls += FINGERPRINT
+    calls = calls if before is None else before.get("probe_calls", calls)
     if calls:
         head["probe_calls"] = calls
     return built, {**head, **sections}

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import equinox as eqx
 import jax
+from jaxtyping import PRNGKeyArray
 
-from demx.errors import Diverged, UserError
+from demx.errors import Diverged, GivenUp, UserError
 from demx.interruption import Inside, Overtime, Stoppable, stop_requested
 from demx.types import Method
 from demx.watch import Stopping, Watch
@@ -15,9 +17,10 @@ from demx.watch import Stopping, Watch
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands. seconds: training time, evaluation not counted. kept: the step of the
-    state to sample from. given_up_calls: of steps that were stopped in their midst, not among
-    energy_calls: those are the same however often a run was interrupted."""
+    """Where a run stands. seconds: training time with what came before it, evaluation not counted.
+    kept: the step of the state to sample from. given_up_calls: of steps and looks that were stopped
+    in their midst, not among energy_calls: those are the same however often a run was interrupted.
+    due: what the last step told, while the look at its samples is still to be made."""
 
     step: int = 0
     energy_calls: int = 0
@@ -26,13 +29,15 @@ class Progress:
     kept: int = 0
     watch: Watch = field(default_factory=Watch)
     given_up_calls: int = 0
+    due: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, header: dict[str, Any]) -> "Progress":
         """From the header of a checkpoint."""
         watch = header["watch"]
         watch = Watch(**watch | {"recent": tuple(watch["recent"])})
-        return cls(**header | {"watch": watch})
+        known = {field.name for field in fields(cls)}
+        return cls(**{k: v for k, v in header.items() if k in known} | {"watch": watch})
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,7 @@ def train(
     seed: int,
     outer_steps: int,
     budget: Budget = Budget(),  # noqa: B008
+    spent: float = 0.0,
     keeper: Keeper | None = None,
     evaluate: Callable[[Any, Any], tuple[dict[str, float], int]] | None = None,
     every: int = 0,
@@ -109,89 +115,125 @@ def train(
     All randomness is a function of (seed, step), so an interrupted run goes on exactly as if it had
     not been. `evaluate(key, state)` gives metrics and the energy calls they cost; the metric
     `validation`, if there is one, decides which state is kept and, with `stopping`, when to end.
+    spent: seconds of the budget that went by before, of a run that begins here.
     energy: by which a step can be stopped in its midst, when the user asks or time is up and the
-    step would take more than a tenth of the budget longer. It is given up, and done again later.
+    step would take more than a tenth of the budget longer. It is given up, and done again later;
+    so is a look at the samples, and the step before it stays.
     """
     key_init, key_step, key_evaluate = jax.random.split(jax.random.key(seed), 3)
-    state, progress = method.init(key_init), Progress(energy_calls=method.calls_at_init)
-    kept = state
-    found = keeper.load((state, kept)) if keeper else None
-    if found:
-        (state, kept), header = found
-        progress = Progress.of(header)
-    if keeper:
-        keeper.rewind(progress.step)
-    saved = progress
-
-    def save():
-        if keeper and saved != progress:
-            keeper.save((state, kept), asdict(progress))
-
-    def ended() -> str | None:
-        if progress.watch.converged(stopping):
-            return "converged"
-        if progress.step >= outer_steps:
-            return "steps"
-        if budget.spent(progress, method.calls_per_step):
-            return "budget"
-        return "interrupted" if stop() else None
-
     with stop_requested() as stop:
-        while (why := ended()) is None:
-            before = state, kept, progress
-            clock = Overtime(energy, stop, progress.seconds, budget.seconds, method.calls_per_step)
-            try:
-                with energy.stopping(clock.over):
-                    new, info = method.step(jax.random.fold_in(key_step, progress.step), state)
-                    metrics = {k: v.item() for k, v in info._asdict().items() if v is not None}
-                skipped = metrics.get("skipped", 0.0)
-                if not math.isfinite(metrics.get("loss", 0.0)) or skipped > 0.5:
+        like = eqx.filter_eval_shape(method.init, key_init)  # what init costs is not spent again
+        found = keeper.load((like, like)) if keeper else None
+        if found:
+            (state, kept), header = found
+            progress = Progress.of(header)
+            saved = progress, header.get("ended")
+        else:
+            state, seconds = _begin(method, key_init, Overtime(energy, stop, spent, budget.seconds,
+                                                               math.inf))  # fmt: skip
+            kept, progress = state, Progress(energy_calls=method.calls_at_init, seconds=seconds)
+            saved = progress, None
+        if keeper:
+            keeper.rewind(progress.step - (progress.due is not None))
+
+        def save(why: str | None = None, after: float = 0.0) -> None:
+            nonlocal saved
+            if keeper and saved != (progress, why) and progress.seconds - saved[0].seconds >= after:
+                keeper.save((state, kept), asdict(progress) | {"ended": why})
+                saved = progress, why
+
+        def ended() -> str | None:
+            if progress.watch.converged(stopping):
+                return "converged"
+            if progress.step >= outer_steps:
+                return "steps"
+            if budget.spent(progress, method.calls_per_step):
+                return "budget"
+            return "interrupted" if stop() else None
+
+        while progress.due is not None or (why := ended()) is None:
+            if progress.due is None:
+                clock = Overtime(
+                    energy, stop, progress.seconds, budget.seconds, method.calls_per_step
+                )
+                try:
+                    with energy.stopping(clock.over):
+                        key = jax.random.fold_in(key_step, progress.step)
+                        state, told = _step(method, key, state, progress.step)
+                except Diverged:
                     save()
-                    raise Diverged(
-                        f"training diverged in outer loop {progress.step + 1}: "
-                        f"{100 * skipped:.0f} % of the updates were not finite "
-                        f"({metrics.get('bad', 0)} bad energies). The last good state (loop "
-                        f"{progress.step}) is kept. Try a lower learning_rate, a clip of the score "
-                        "(clip.max_norm=100), more samples (draws.num_samples) or a larger "
-                        "noise.sigma_min."
+                    raise
+                except GivenUp:
+                    progress = replace(
+                        progress,
+                        seconds=progress.seconds + clock.seconds,
+                        given_up_calls=progress.given_up_calls + clock.calls,
                     )
-                state = new
+                    why = "interrupted" if stop() else "budget"
+                    break
+                calls = told.pop("energy_calls", method.calls_per_step)
                 progress = replace(
                     progress,
                     step=progress.step + 1,
-                    energy_calls=progress.energy_calls
-                    + metrics.pop("energy_calls", method.calls_per_step),
+                    energy_calls=progress.energy_calls + calls,
                     seconds=progress.seconds + clock.seconds,
+                    due=told,
                 )
-                metrics = {"step": progress.step, "energy_calls": progress.energy_calls, **metrics}
-                last = progress.step == outer_steps
-                if evaluate and every and (progress.step % every == 0 or last):
-                    with energy.stopping(clock.asked):
+            metrics = {"step": progress.step, "energy_calls": progress.energy_calls, **progress.due}
+            if evaluate and every and (progress.step % every == 0 or progress.step == outer_steps):
+                save(after=checkpoint_seconds)
+                begun = energy.points
+                try:
+                    with energy.stopping(stop):
                         key = jax.random.fold_in(key_evaluate, progress.step)
                         values, calls = evaluate(key, state)
-                    metrics["evaluation"] = values
-                    progress = replace(progress, evaluation_calls=progress.evaluation_calls + calls)
-                    if "validation" in values:
-                        watch = progress.watch.look(values["validation"])
-                        progress = replace(progress, watch=watch)
-            except Exception:
-                if not clock.reached:
-                    raise
-                state, kept, progress = before
-                progress = replace(
-                    progress,
-                    seconds=progress.seconds + clock.seconds,
-                    given_up_calls=progress.given_up_calls + clock.calls,
-                )
-                why = "interrupted" if stop() else "budget"
-                break
+                except GivenUp:
+                    given_up = progress.given_up_calls + energy.points - begun
+                    progress, why = replace(progress, given_up_calls=given_up), "interrupted"
+                    break
+                metrics["evaluation"] = values
+                progress = replace(progress, evaluation_calls=progress.evaluation_calls + calls)
+                if "validation" in values:
+                    watch = progress.watch.look(values["validation"])
+                    progress = replace(progress, watch=watch)
+            progress = replace(progress, due=None)
             if progress.watch.good:
                 kept, progress = state, replace(progress, kept=progress.step)
             if keeper:
                 keeper.append(metrics, {"step": progress.step, "seconds": progress.seconds})
             observe(progress, metrics)
-            if progress.seconds - saved.seconds >= checkpoint_seconds:
-                save()
-                saved = progress
-        save()
+            save(after=checkpoint_seconds)
+        save(why)
         return Trained(state, kept, progress, why)
+
+
+def _begin(method: Method, key: PRNGKeyArray, clock: Overtime) -> tuple[Any, float]:
+    """The first state, and the seconds of the budget that went by until it was there."""
+    try:
+        with clock.energy.stopping(clock.over):
+            state = jax.block_until_ready(method.init(key))
+    except GivenUp:
+        if clock.stop():
+            raise KeyboardInterrupt from None
+        raise UserError(
+            f"budget: the {clock.budget:.3g} s were over before the method had begun, after "
+            f"{clock.calls} energy calls of its beginning; give it a larger budget"
+        ) from None
+    return state, clock.before + clock.seconds
+
+
+def _step(
+    method: Method, key: PRNGKeyArray, state: Any, number: int
+) -> tuple[Any, dict[str, float | int]]:
+    """The state after one more step than `number`, and what the step told."""
+    new, info = method.step(key, state)
+    told = {k: v.item() for k, v in info._asdict().items() if v is not None}
+    skipped = told.get("skipped", 0.0)
+    if not math.isfinite(told.get("loss", 0.0)) or skipped > 0.5:
+        raise Diverged(
+            f"training diverged in outer loop {number + 1}: {100 * skipped:.0f} % of the updates "
+            f"were not finite ({told.get('bad', 0)} bad energies). The last good state (loop "
+            f"{number}) is kept. Try a lower learning_rate, a clip of the score "
+            "(clip.max_norm=100), more samples (draws.num_samples) or a larger noise.sigma_min."
+        )
+    return new, told

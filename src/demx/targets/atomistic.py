@@ -43,11 +43,11 @@ class Atomistic(BlackBox):
         return self.length * np.asarray(x, float)
 
     def electronvolts(self, x: ArrayLike, energy: ArrayLike) -> np.ndarray:
-        """What the calculator gave, in eV: kT·E - ½ trap Σ|length·x|², for E = -log p̃ at x."""
+        """What the calculator gave, in eV: kT·(E + zero) - ½ trap Σ|length·x|², E = -log p̃ at x."""
         from ase.units import kB
 
         held = 0.5 * self.trap * np.sum(self.positions(x) ** 2, axis=(1, 2))
-        return kB * self.temperature * np.asarray(energy, float) - held
+        return kB * self.temperature * (np.asarray(energy, float) + self.zero) - held
 
     def frames(self, x: ArrayLike) -> list["Atoms"]:
         """Samples as ASE atoms, for `ase.io.write` and the viewer; without a calculator."""
@@ -69,14 +69,16 @@ def from_atoms(
     trap: float | None = None,
     species: tuple[int, ...] | None = None,
 ) -> Atomistic:
-    """log p̃(x) = -(E(length·x) + ½ trap Σ_i |length·x_i|²)/kT for the energy of a calculator.
+    """log p̃(x) = zero - (E(length·x) + ½ trap Σ_i |length·x_i|²)/kT for the energy of a calculator.
 
     calculator: that of the atoms if None. temperature in K, length in Å, trap in eV/Å² (it keeps
     together what would fly apart: a cluster in a vacuum has no normalisable density without one;
     None is 0, with a warning).
     species: atoms of one number can be exchanged; those of one element if None (a force field with
     fixed bonds needs more of them). One energy call is one of the calculator,
-    for energy and forces. Chains begin at the positions of the atoms, unless those are all one.
+    for energy and forces. Chains begin at the positions of the atoms, unless those are all one;
+    `zero` is the energy there in whole thousands of kT, since total energies of millions of kT
+    would leave no digits for differences in single precision.
     """
     try:
         from ase.units import kB
@@ -113,6 +115,7 @@ def from_atoms(
     start = None
     if np.ptp(kept.positions, axis=0).any():  # atoms without positions are all at the origin
         start = space.project(jnp.asarray(kept.positions[None] / length, float))
+        host.count_from(np.asarray(start[0]))
     return Atomistic(space, host, lambda: kept.copy(), length, temperature, trap, start)
 
 

@@ -17,19 +17,22 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from demx import devices
-from demx.errors import UserError
+from demx.errors import GivenUp, UserError
 from demx.space import Space, space_of
 
-
-class GivenUp(RuntimeError):
-    """The function is not asked any more, and the program that asks it ends (`stopping`)."""
+ZEROS = 1000.0  # kT; in single precision energies below that are known to 1e-4
 
 
 class Host:
     """The function, called point by point or for whole batches.
 
-    `calls`: at how many points it has been asked, the shifted ones of finite differences too.
-    `seconds`: how long it has taken over them. `over`: asked before each call; True: give up.
+    `zero`: subtracted from its energies in double precision: what is large and the same everywhere
+    would leave no digits for differences in single precision.
+    `calls`: at how many points, the shifted ones of finite differences too. `unasked`: of them
+    those that are not finite: they are bad, and the function, which might raise, is not asked.
+    `seconds`: how long it has taken over the others. `over`: asked before each call; True: give up.
+    `raised`: what ended the first program that failed since `stopping` began. `unclaimed`: calls
+    that making the target took, and nobody has counted yet.
     """
 
     def __init__(
@@ -38,11 +41,13 @@ class Host:
         shape: tuple[int, ...],
         batched: bool,
         finite_difference: float | None,
+        zero: float = 0.0,
     ):
         self.function, self.shape, self.batched = function, shape, batched
-        self.step = finite_difference
-        self.calls, self.seconds = 0, 0.0
+        self.step, self.zero = finite_difference, zero
+        self.calls, self.unasked, self.unclaimed, self.seconds = 0, 0, 0, 0.0
         self.over: Callable[[], bool] = lambda: False
+        self.raised: Exception | None = None
         devices.only_one()
 
     def __call__(self, x: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
@@ -52,17 +57,42 @@ class Host:
         rows = points.reshape(-1, *self.shape).astype(float)
         # divisions by zero and overflows are nan or ∞, which the door marks and counts
         with np.errstate(all="ignore"):
-            energy, slope = self._differences(rows) if self.step else self._ask(rows)
+            try:
+                energy, slope = self._differences(rows) if self.step else self._ask(rows)
+            except Exception as error:
+                self.raised = self.raised or error
+                raise
             return (
-                energy.reshape(leading).astype(points.dtype),
+                (energy - self.zero).reshape(leading).astype(points.dtype),
                 slope.reshape(points.shape).astype(points.dtype),
             )
 
+    def count_from(self, x: np.ndarray) -> None:
+        """Take as zero the energy of one x, in whole thousands of kT; one call.
+
+        So it is 0 of what is not large, and no last digit that differs between machines changes it.
+        """
+        self.unclaimed += 1
+        try:
+            energy = float(self(np.asarray(x, float))[0])
+        except UserError:  # met again, and told, where more depends on it
+            return
+        if np.isfinite(energy):
+            self.zero = ZEROS * round(energy / ZEROS)
+
     def _ask(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if self.batched:
-            return self._read(self._call(rows, len(rows)), len(rows))
-        parts = [self._read(self._call(row, 1), None) for row in rows]
-        return np.array([e for e, _ in parts], float), np.array([g for _, g in parts], float)
+        """E and ∇E of rows (n, *shape); nan of rows that are not finite."""
+        finite = np.isfinite(rows).all(axis=tuple(range(1, rows.ndim)))
+        self.calls += int((~finite).sum())
+        self.unasked += int((~finite).sum())
+        energy, slope = np.full(len(rows), np.nan), np.full(rows.shape, np.nan)
+        if self.batched and finite.any():
+            count = int(finite.sum())
+            energy[finite], slope[finite] = self._read(self._call(rows[finite], count), count)
+        elif not self.batched:
+            for i in np.flatnonzero(finite):
+                energy[i], slope[i] = self._read(self._call(rows[i], 1), None)
+        return energy, slope
 
     def _call(self, x: np.ndarray, count: int) -> Any:
         if self.over():
@@ -111,6 +141,7 @@ class BlackBox(eqx.Module):
     """log p̃(x) = -E(x) for an E on the host.
 
     A point costs `calls_per_point` calls of the function, whether its gradient is wanted or not.
+    E is what the function gives, less `zero`: log Z is that of this density.
     """
 
     space: Space
@@ -118,13 +149,28 @@ class BlackBox(eqx.Module):
 
     @property
     def calls(self) -> int:
-        """At how many points the function has been called so far."""
+        """At how many points the function has been called for so far."""
         return self.host.calls
+
+    @property
+    def unasked(self) -> int:
+        """Of `calls`, those at points that are not finite: the function did not see them."""
+        return self.host.unasked
+
+    @property
+    def zero(self) -> float:
+        """Where energies are counted from, in kT."""
+        return self.host.zero
+
+    def claim(self) -> int:
+        """The energy calls of making this target, for whoever counts them first; 0 after that."""
+        made, self.host.unclaimed = self.host.unclaimed, 0
+        return made
 
     @property
     def seconds_per_point(self) -> float:
         """How long the function takes over one point with its gradient, in the mean so far."""
-        return self.calls_per_point * self.host.seconds / max(1, self.host.calls)
+        return self.calls_per_point * self.host.seconds / max(1, self.calls - self.unasked)
 
     @property
     def calls_per_point(self) -> int:
@@ -137,12 +183,20 @@ class BlackBox(eqx.Module):
 
     @contextmanager
     def stopping(self, over: Callable[[], bool]) -> Iterator[None]:
-        """Within, a program that asks the function once `over()` is true ends with an error."""
-        before, self.host.over = self.host.over, over
+        """Within, a program that asks the function once `over()` is true ends with GivenUp.
+
+        JAX passes on as text what was raised on the host; it leaves from here as what it was.
+        """
+        before = self.host.over, self.host.raised
+        self.host.over, self.host.raised = over, None
         try:
             yield
+        except Exception as error:
+            if self.host.raised is None or error is self.host.raised:
+                raise
+            raise self.host.raised from error
         finally:
-            self.host.over = before
+            self.host.over, self.host.raised = before
 
     def _both(self, x: Float[Array, "..."]) -> tuple[Array, Array]:
         """E and ∇E at points (…, *shape), by one host call for all of them."""
@@ -177,14 +231,16 @@ def black_box(
     species: tuple[int, ...] | None = None,
     batched: bool = False,
     finite_difference: float | None = None,
+    zero: float = 0.0,
 ) -> BlackBox:
     """A target from a NumPy function of one configuration that returns (E, ∇E), E in units of kT.
 
     The gradient, not the force. batched: the function takes (N, *shape) and returns (N,) and
     (N, *shape). finite_difference: the function returns E alone, and its gradient is found by
-    central differences of that width, with 2·d+1 calls a point.
+    central differences of that width, with 2·d+1 calls a point. zero: subtracted from E before it
+    is rounded to single precision, for an E of which the greater part is the same everywhere.
     """
     space = space_of(dim, particles, species)
     if finite_difference is not None and not finite_difference > 0:
         raise UserError(f"finite_difference: expected a positive number, got {finite_difference}")
-    return BlackBox(space, Host(function, space.shape, batched, finite_difference))
+    return BlackBox(space, Host(function, space.shape, batched, finite_difference, zero))

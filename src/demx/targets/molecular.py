@@ -19,37 +19,63 @@ if TYPE_CHECKING:
 Ask = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 ROUNDING = 1e-10  # of an energy in double precision, summed in another order
+GAS = 8.31446261815324e-3  # kJ/mol/K
+ELECTRONVOLT = 96.48533212331  # kJ/mol
 SPACING, JITTER = 0.4, 0.1  # nm; atoms that are near, and do not overlap
 
 
 class Molecular(BlackBox):
     """A black box of a molecule; x are positions in units of `length` nm, centred.
 
-    start: a structure that was given, as one x, (1, atoms, 3); chains begin there.
+    elements: of the atoms, if a topology was given. start: a structure that was given, as one x,
+    (1, atoms, 3); chains begin there.
     """
 
     length: float = eqx.field(static=True)
+    temperature: float = eqx.field(static=True)  # K
+    trap: float = eqx.field(static=True)  # kJ/mol/nm²
+    elements: tuple[str, ...] | None = eqx.field(static=True, default=None)
     start: Float[Array, "1 atoms 3"] | None = None
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The elements of the atoms; there is no such attribute without a topology."""
+        if self.elements is None:
+            raise AttributeError("symbols: no topology was given")
+        return self.elements
+
+    @property
+    def angstrom(self) -> float:
+        return 10 * self.length
 
     def positions(self, x: ArrayLike) -> np.ndarray:
         """Samples (n, atoms, 3) in nm, as OpenMM has them."""
         return self.length * np.asarray(x, float)
+
+    def electronvolts(self, x: ArrayLike, energy: ArrayLike) -> np.ndarray:
+        """What OpenMM gave, in eV: kT·(E + zero) - ½ trap Σ|length·x|², for E = -log p̃ at x."""
+        held = 0.5 * self.trap * np.sum(self.positions(x) ** 2, axis=(1, 2))
+        whole = GAS * self.temperature * (np.asarray(energy, float) + self.zero)
+        return (whole - held) / ELECTRONVOLT
 
 
 def from_system(
     system: "openmm.System",
     *,
     positions: Any = None,
+    topology: Any = None,
     temperature: Any = 300.0,
     length: float = 0.1,
     trap: float = 0.0,
     species: tuple[int, ...] | None = None,
     platform: str = "Reference",
 ) -> Molecular:
-    """log p̃(x) = -(E(length·x) + ½ trap Σ_i |length·x_i|²)/kT for the energy of a system.
+    """log p̃(x) = zero - (E(length·x) + ½ trap Σ_i |length·x_i|²)/kT for the energy of a system.
 
     positions: of a structure, (atoms, 3) in nm or with OpenMM's unit, such as `PDBFile.positions`:
-    chains begin there. temperature in K (or with OpenMM's unit), length in nm (x is in Å by
+    chains begin there, and `zero` is the energy there in whole thousands of kT (0 without one).
+    topology: OpenMM's, such as `PDBFile.topology`: files of samples then have the elements.
+    temperature in K (or with OpenMM's unit), length in nm (x is in Å by
     default), trap in kJ/mol/nm² (molecules that no bond holds together have no normalisable density
     without one). species: atoms of one number can be exchanged; those that the energy cannot tell
     apart if None, such as the hydrogens of one methyl. platform: of OpenMM; `Reference` is in
@@ -78,25 +104,30 @@ def from_system(
     if species is None:
         species = _species(system, exact, apart)
     ask = exact if platform == "Reference" else _asking(system, platform)
-    kt = float(temperature) * unit.MOLAR_GAS_CONSTANT_R.value_in_unit(
-        unit.kilojoule_per_mole / unit.kelvin
-    )
+    temperature = float(temperature)
+    kt = GAS * temperature
 
-    def energies(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        energy, slope = np.full(len(rows), np.nan), np.full(rows.shape, np.nan)
-        # some platforms raise for positions that are not finite: such a point is bad, no mistake
-        for i in np.flatnonzero(np.isfinite(rows).all(axis=(1, 2))):
-            positions = length * rows[i]
-            found, forces = ask(positions)
-            energy[i] = (found + 0.5 * trap * np.sum(positions**2)) / kt
-            slope[i] = (trap * positions - forces) * (length / kt)
-        return energy, slope
+    def energy(x: np.ndarray) -> tuple[float, np.ndarray]:
+        at = length * x
+        found, forces = ask(at)
+        held = 0.5 * trap * np.sum(at**2)
+        return (found + held) / kt, (trap * at - forces) * (length / kt)
 
     space = MeanFree(len(apart), 3, species if len(set(species)) > 1 else None)
-    start = None
+    host, start = Host(energy, space.shape, False, None), None
     if positions is not None:
         start = space.project(jnp.asarray(_structure(positions, len(apart)) / length, float))
-    return Molecular(space, Host(energies, space.shape, True, None), length, start)
+        host.count_from(np.asarray(start[0]))
+    elements = None if topology is None else _elements(topology, len(apart))
+    return Molecular(space, host, length, temperature, trap, elements, start)
+
+
+def _elements(topology: Any, count: int) -> tuple[str, ...]:
+    """One symbol for each of `count` atoms; X of those that are none, such as virtual sites."""
+    found = tuple(atom.element.symbol if atom.element else "X" for atom in topology.atoms())
+    if len(found) != count:
+        raise UserError(f"topology: expected one of {count} atoms, got one of {len(found)}")
+    return found
 
 
 def _structure(positions: Any, count: int) -> np.ndarray:
