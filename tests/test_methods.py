@@ -217,6 +217,18 @@ def test_with_strays_every_target_is_still_usable(key):
     assert int(info.unusable) == 0 and int(info.bad) == 0 and jnp.isfinite(info.loss)
 
 
+def test_points_of_the_prior_are_not_kept(key):
+    """Keeping x_0 changes the targets of points of the buffer, not those of points of the prior."""
+
+    def loss(share, wrap):
+        training = {"prior_fraction": share}
+        _, made = small("idem", "dw4", training=training, estimator={"wrap": wrap})
+        return float(made.step(key, made.init(key))[1].loss)
+
+    assert loss(1.0, ["conditional"]) == pytest.approx(loss(1.0, []), rel=1e-5)
+    assert loss(0.0, ["conditional"]) != pytest.approx(loss(0.0, []), rel=1e-2)
+
+
 @pytest.mark.parametrize(
     "make, match",
     [

@@ -139,7 +139,11 @@ def settings(space: Space, seen: Probe) -> dict[str, dict[str, Any]]:
         "estimator": sections.pop("estimator") | {"wrap": ["conditional"]},
         "draws": {"num_samples": samples},
     }
-    walk = {"walk": {"local_variance": seen.local_variance}}
+    # in few dimensions strays look like other points, and their targets would spoil those of these
+    walk = {
+        "walk": {"local_variance": seen.local_variance},
+        "strays": {"local_sigma": _two_digits(2.5 * narrow)},
+    }
     batch = 128 if space.num_particles <= 24 else 32
     return (
         sections
@@ -147,8 +151,7 @@ def settings(space: Space, seen: Probe) -> dict[str, dict[str, Any]]:
         | {
             "buffer": {"kind": "ring", "capacity": 16 * batch},
             "moves": {"num_steps": 100, "num_leapfrog": 8},
-            "strays": {"local_sigma": _two_digits(2.5 * narrow)},
-            "network": {"kind": "lean" if small else "directed"},
+            "network": {"kind": "lean" if small else "relaxing"},
             "training": {
                 "outer_steps": 500,
                 "batch_size": batch,

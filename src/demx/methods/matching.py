@@ -141,15 +141,15 @@ class Matching(eqx.Module):
         rows = x_0.shape[0]
         size, space = self.training.batch_size, self.target.space
         key_prior, key_coin, key_time, key_noise, key_score, key_stray = jax.random.split(key, 6)
+        shape = (-1,) + (1,) * len(space.shape)
         if self.training.prior_fraction > 0:
             coin = jax.random.bernoulli(key_coin, self.training.prior_fraction, (rows,))
-            coin = coin.reshape((-1,) + (1,) * len(space.shape))
+            coin = coin.reshape(shape)
             x_0 = jnp.where(coin, self.prior(key_prior, rows), x_0)
         # one time in each of B equal intervals: uniform, with less noise between batches
         numbers = (place + jnp.arange(rows)).astype(x_0.dtype)
         t = (numbers + jax.random.uniform(key_time, (rows,))) / size
         v = jax.vmap(self.noise.variance)(t)
-        shape = (-1,) + (1,) * len(space.shape)
         spread = jnp.sqrt(v)
         if self.strays is not None:
             factor = self.strays.factors(key_stray, rows)
@@ -157,6 +157,9 @@ class Matching(eqx.Module):
         x_t = x_0 + spread.reshape(shape) * normal(key_noise, space, (rows,))
         if self.strays is not None:
             x_0 = self.strays.origins(x_0, factor, v)
+        if self.training.prior_fraction > 0:
+            # a point of the prior is no draw of p(x_0 | x_t): there is nothing to keep
+            x_0 = jnp.where(coin, jnp.nan, x_0)
         if self.walk is None:
             keys = jax.random.split(key_score, rows)
             estimate = estimate_batch(
@@ -169,7 +172,7 @@ class Matching(eqx.Module):
                 estimate = jax.vmap(clip)(estimate, v)
         axes = tuple(range(1, x_t.ndim))
         usable = jnp.all(jnp.isfinite(estimate.score), axis=axes)
-        keep = usable.reshape((-1,) + (1,) * len(space.shape))
+        keep = usable.reshape(shape)
         score = jnp.where(keep, estimate.score, 0.0)
         weights = jax.vmap(weight)(v) * usable.astype(v.dtype)
         return Regression(t, x_t, score, weights, estimate)
