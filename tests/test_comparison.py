@@ -38,6 +38,32 @@ def test_a_comparison_goes_on_where_it_was(compared):
         comparison.compare("gmm40", ["importance"], directory, **OPTIONS | {"n": 300})
 
 
+def test_what_a_method_costs_is_that_of_all_its_processes(tmp_path, monkeypatch):
+    """Seconds add up, also of one that was interrupted; the largest memory counts."""
+    log, cost = tmp_path / "log", tmp_path / "cost.json"
+    comparison._run(["--version"], log, cost)
+    first = json.loads(cost.read_text())
+    assert first["seconds"] > 0 and first["peak_gigabytes"] > 0.01
+    wait, asked = comparison.os.wait4, []
+
+    def interrupted(*about):
+        asked.append(about)
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        return wait(*about)
+
+    monkeypatch.setattr(comparison.os, "wait4", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        comparison._run(["--version"], log, cost)
+    second = json.loads(cost.read_text())
+    assert second["seconds"] > first["seconds"]
+    assert second["peak_gigabytes"] >= first["peak_gigabytes"]
+    cost.write_text(json.dumps({"seconds": 1000.0, "peak_gigabytes": 99.0}))
+    comparison._run(["--version"], log, cost)
+    third = json.loads(cost.read_text())
+    assert third["seconds"] > 1000 and third["peak_gigabytes"] == 99
+
+
 def test_a_method_that_fails_does_not_stop_the_others(compared, tmp_path):
     (tmp_path / "smc").write_text("in the way")
     rows = comparison.compare("gmm40", ["smc"], tmp_path, **OPTIONS)

@@ -32,6 +32,7 @@ TINY = {
     "grid": {"num_steps": 2},
     "evaluation": {"every": 1, "n": 20},
     "moves": None,
+    "walk": None,
 }
 HISTORY = [
     {"step": i, "energy_calls": 100 * i, "loss": 1 / i, "evaluation": {"w2": 5.0 / i}}
@@ -136,6 +137,14 @@ def test_a_coordinate_that_is_not_known_is_refused_first(plane, tmp_path, monkey
     monkeypatch.setattr(Fitted, "_block", lambda *_: pytest.fail("drew samples"))
     with pytest.raises(UserError, match="coordinate: expected one of energy, norm, x0 to x1, got"):
         plane.report(tmp_path / "report.html", coordinate="radius_of_gyration")
+
+
+def test_a_coordinate_that_does_not_vary_has_a_sentence(plane, tmp_path):
+    """Not a traceback that costs the whole page."""
+    page = plane.report(tmp_path / "x.html", n=20, coordinate=lambda x: 1.0).read_text()
+    assert "Coordinate has no profile (all values are the same" in page and "Training" in page
+    with pytest.raises(UserError, match="free energy: coordinate is not finite"):
+        plane.plot.free_energy(lambda x: np.nan)
 
 
 def test_weighted_samples_are_shown_by_their_weights():

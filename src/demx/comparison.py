@@ -1,7 +1,8 @@
 """Several methods on one target, each in processes of its own: the same metrics, the same count.
 
 A method's run lives in DIRECTORY/METHOD as if it had been fitted by hand; what its evaluation said
-is kept beside it in comparison.json, so that a comparison goes on where it was interrupted.
+is kept in it as comparison.json, and what its training has cost so far beside it, METHOD.cost.json,
+so that a comparison goes on where it was interrupted.
 """
 
 import json
@@ -19,7 +20,8 @@ from demx.store import write_atomic
 
 
 class Row(NamedTuple):
-    """What one method did; error: why it has nothing to show."""
+    """What one method did; error: why it has nothing to show. seconds and peak_gigabytes: of all
+    processes that trained it, their sum and the largest."""
 
     method: str
     evaluation: dict[str, Any]
@@ -33,26 +35,40 @@ class _Ended(NamedTuple):
     code: int
     output: str
     complaint: str
-    peak_gigabytes: float
 
 
-def _run(command: Sequence[str], log: Path) -> _Ended:
-    """A demx command in a process of its own; its peak memory too."""
+def _run(command: Sequence[str], log: Path, cost: Path | None = None) -> _Ended:
+    """A demx command in a process of its own; its time and peak memory are added to `cost`."""
+    begun = time.perf_counter()
     with open(log, "w+") as output, open(f"{log}.err", "w+") as complaint:
         started = subprocess.Popen(
             [sys.executable, "-m", "demx", *command], stdout=output, stderr=complaint
         )
+        interrupted = False
         try:
             _, status, used = os.wait4(started.pid, 0)
         except KeyboardInterrupt:
             started.terminate()
-            started.wait()
-            raise
+            _, status, used = os.wait4(started.pid, 0)
+            interrupted = True
         started.returncode = os.waitstatus_to_exitcode(status)
+        unit = 2**30 if sys.platform == "darwin" else 2**20
+        if cost is not None:
+            before = _cost(cost)
+            seconds = before["seconds"] + time.perf_counter() - begun
+            peak = max(before["peak_gigabytes"], used.ru_maxrss / unit)
+            told = {"seconds": seconds, "peak_gigabytes": peak}
+            write_atomic(cost, json.dumps(told).encode())
+        if interrupted:
+            raise KeyboardInterrupt
         output.seek(0)
         complaint.seek(0)
-        unit = 2**30 if sys.platform == "darwin" else 2**20
-        return _Ended(started.returncode, output.read(), complaint.read(), used.ru_maxrss / unit)
+        return _Ended(started.returncode, output.read(), complaint.read())
+
+
+def _cost(path: Path) -> dict[str, float]:
+    """What the processes so far have taken."""
+    return json.loads(path.read_text()) if path.exists() else {"seconds": 0, "peak_gigabytes": 0}
 
 
 def compare(
@@ -110,10 +126,8 @@ def _one(name: str, run: Path, asked: dict[str, Any], report) -> dict[str, Any]:
     fit += asked.get("space", [])
     if asked["budget"] is not None:
         fit += ["--budget", asked["budget"]]
-    size = str(asked["n"])
-    begun = time.perf_counter()
-    trained = _run(fit, run.with_name(f"{name}.fit.log"))
-    seconds = time.perf_counter() - begun
+    size, cost = str(asked["n"]), run.with_name(f"{name}.cost.json")
+    trained = _run(fit, run.with_name(f"{name}.fit.log"), cost)
     if trained.code == 0:
         report(f"{name}: sampling")
         drawn = _run(["sample", str(run), "-n", size], run.with_name(f"{name}.sample.log"))
@@ -128,7 +142,6 @@ def _one(name: str, run: Path, asked: dict[str, Any], report) -> dict[str, Any]:
     error = failed.complaint.strip().splitlines()[-1:] if failed else []
     return {
         "evaluation": {} if failed else json.loads(judged.output),
-        "seconds": seconds,
-        "peak_gigabytes": trained.peak_gigabytes,
+        **_cost(cost),
         "error": " ".join(error) or (f"exit code {failed.code}" if failed else ""),
     }

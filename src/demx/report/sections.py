@@ -9,6 +9,7 @@ import numpy as np
 from demx.assessment import Assessment
 from demx.correction import equal_weights
 from demx.display import html_table, with_error
+from demx.errors import UserError
 from demx.evaluate import metrics, observables
 from demx.evaluate.evaluation import Energies, finite_rows
 from demx.evaluate.profile import Profile, bins_over, profile
@@ -199,13 +200,23 @@ def profiles(shown: Shown, coordinate: Coordinate | None) -> tuple[str, Profile,
     name, measure = named(coordinate, shown.fitted.target)
     clouds = [c for c in (shown.cloud, shown.reference) if c is not None]
     values = [measure(c.x, c.energy) for c in clouds]
-    edges = bins_over(*values)
+    if not all(np.isfinite(v).any() for v in values):
+        raise UserError(f"free energy: {name} is not finite, of any sample or of the reference")
+    try:
+        edges = bins_over(*values)
+    except ValueError as error:
+        raise UserError(f"free energy: {name} has no profile ({error})") from error
     found = [profile(v, edges, c.log_weight, c.island) for v, c in zip(values, clouds, strict=True)]
     return name, found[0], found[1] if len(found) > 1 else None
 
 
 def free_energy(shown: Shown, coordinate: Coordinate | None) -> str:
-    name, found, true = profiles(shown, coordinate)
+    """Along a coordinate; one sentence where it does not vary."""
+    try:
+        name, found, true = profiles(shown, coordinate)
+    except UserError as error:
+        said = str(error).removeprefix("free energy: ")
+        return document.section("Free energy", document.paragraph(f"{said[0].upper()}{said[1:]}."))
     drawn = figures.svg(lambda axes: figures.free_energy(axes, name, found, true))
     words = f"-log of the density of {name}, with two bootstrap standard errors" + (
         "." if true is None else "; 0 is the lowest point of the reference."
