@@ -3,6 +3,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
 from demx import comparison
@@ -70,6 +71,18 @@ def test_a_method_that_fails_does_not_stop_the_others(compared, tmp_path):
     assert "expected a directory, found a file" in rows[0].error
     written = page.write("gmm40", [*rows, compared[1][0]], tmp_path / "compare.html").read_text()
     assert "smc has no result" in written and "importance" in written
+
+
+def test_a_method_without_a_figure_leaves_the_others_theirs(compared, tmp_path):
+    """Weights that are all zero cannot be resampled; what an error left behind is not shown."""
+    row = compared[1][0]
+    zero = tmp_path / "zero.npz"
+    np.savez(zero, x=np.zeros((9, 2), np.float32), log_weight=np.full(9, -np.inf, np.float32))
+    rows = [row._replace(method="ais", samples=zero), row,
+            row._replace(method="smc", samples=zero, error="stopped")]  # fmt: skip
+    text = page.write("gmm40", rows, tmp_path / "compare.html").read_text()
+    assert text.count("<svg") == 1 and text.count("no figure") == 1
+    assert "ais: no figure, all weights are zero" in text
 
 
 def test_the_page_is_whole_and_loads_nothing(compared):

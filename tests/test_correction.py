@@ -11,6 +11,7 @@ from demx.correction import equal_weights, metropolis
 from demx.energy import Evaluation
 from demx.errors import UserError
 from demx.evaluate.weights import log_z_is
+from demx.glance import Glance
 from demx.methods.annealing import Annealing, Path, Swarm, log_smoothed, resample
 from demx.noise import Geometric
 from demx.resolve import named_target
@@ -20,7 +21,7 @@ from demx.space import Euclidean, log_normal, normal
 from demx.stiffness import local_variance
 from demx.targets.function import FunctionTarget
 from demx.targets.gaussian_mixture import GaussianMixture
-from demx.types import Samples
+from demx.types import Method, Samples
 
 MEANS = jnp.asarray([[-6.0, 0.0], [4.0, 3.0], [2.0, -7.0]])
 WEIGHTS = np.array([0.6, 0.3, 0.1])
@@ -212,6 +213,39 @@ def test_moves_carry_samples_to_the_target(kind, key, seed):
     assert 0.4 < moved.acceptance <= 1 and moved.bad == 0
     per_sample = 1 + (320 if kind == "mala" else 40 * 8)
     assert moved.energy_calls == 7 + 256 + 2048 * per_sample
+
+
+@pytest.mark.parametrize("kind", ["mala", "hmc"])
+def test_a_sample_that_is_nan_does_not_stop_the_others(kind, key):
+    """They move as far as they would without it, it is counted, and so is what it proposed."""
+    target = TARGETS["many_well"]
+    x = 3 * normal(key, target.space, (64,))
+    whole = metropolis(key, target, Samples(x), kind, 32)
+    drawn = Samples(x.at[5].set(jnp.nan), bad_calls=2)
+    moved = metropolis(key, target, drawn, kind, 32)
+    others = np.delete(np.arange(64), 5)
+    far = [np.linalg.norm(np.asarray(m.x - x)[others], axis=1).mean() for m in (whole, moved)]
+    assert far[1] > 0.5 * far[0] > 0
+    assert moved.bad == 1 and whole.bad == 0 and jnp.isnan(moved.x[5]).all()
+    transitions = 32 if kind == "mala" else 4
+    assert moved.bad_calls == 2 + transitions and whole.bad_calls == 0
+
+
+def test_a_step_size_that_is_not_finite_is_refused(key):
+    target = FunctionTarget(lambda x: 0.0 * jnp.sum(x), Euclidean(2))
+    nothing = metropolis(key, target, Samples(jnp.full((8, 2), jnp.nan)), "hmc", 16)
+    assert nothing.bad == 8
+    x = 1e30 * jnp.arange(16.0).reshape(8, 2)
+    with pytest.raises(UserError, match="correct: expected samples whose spread tells a step size"):
+        metropolis(key, target, Samples(x), "hmc", 16)
+
+
+def test_a_look_at_weights_that_are_all_zero(key):
+    """It says so, instead of ending the run."""
+    target = TARGETS["gmm40"]
+    nothing = Samples(jnp.zeros((20, 2)), jnp.full(20, -jnp.inf), energy_calls=7)
+    method = Method(lambda key: 0, lambda key, s: (0, None), lambda *_: nothing, weighted=True)
+    assert Glance(method, target, 20, None)(key, 0) == ({"bad_samples": 20}, 7)
 
 
 def test_moved_samples_of_weight_zero_stay_bad(key):

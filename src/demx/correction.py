@@ -23,11 +23,14 @@ PROBE = 256  # samples whose slopes tell a first step size
 @eqx.filter_jit
 def _move(key: PRNGKeyArray, target: Target, x: Array, moves: Moves):
     space = target.space
-    widest = jnp.maximum(spread(x, space), jnp.finfo(x.dtype).tiny)
+    # one sample that is nan must not be the spread of all
+    finite = jnp.all(jnp.isfinite(x.reshape(len(x), -1)), axis=1).astype(x.dtype)
+    some = jnp.where(jnp.sum(finite) > 0, spread(x, space, finite), 0.0)
+    widest = jnp.maximum(some, jnp.finfo(x.dtype).tiny)
     narrow = local_variance(evaluate(target, x[:PROBE]), space, widest)
     # what keeps the acceptance in many dimensions (Beskos et al., 2013)
     step_size = jnp.sqrt(narrow) * space.dof**-0.25
-    return moves(key, target, x, step_size)
+    return moves(key, target, x, step_size), step_size
 
 
 def metropolis(
@@ -47,18 +50,22 @@ def metropolis(
     # a number with many divisors, so that the points can be cut into chunks
     size = n if n <= 64 else 64 * -(-n // 64)
     x = drawn.x[np.arange(size) % n]
-    moved = home(_move(*everywhere((key, target, x)), moves))
+    moved, step_size = home(_move(*everywhere((key, target, x)), moves))
+    if not np.isfinite(step_size):
+        raise UserError(
+            f"correct: expected samples whose spread tells a step size, got {step_size}: some are "
+            "too far away to be squared; train longer"
+        )
     inside = np.isfinite(np.asarray(moved.log_density))[:n]
-    good = inside
-    if drawn.log_weight is not None:  # a sample of weight 0 stays one
-        good = inside & np.isfinite(np.asarray(drawn.log_weight))
     keep = inside.reshape(n, *(1,) * (drawn.x.ndim - 1))
     return drawn._replace(
         x=jnp.where(keep, moved.points[:n], drawn.x),
         log_prob=None,
         energy_calls=drawn.energy_calls + moves.calls(size) + min(PROBE, size),
-        bad=int((~good).sum()),
+        # a weighted sample that is bad stays so, of weight 0
+        bad=int((~inside).sum()) if drawn.log_weight is None else drawn.bad,
         acceptance=float(moved.acceptance),
+        bad_calls=drawn.bad_calls + int(moved.bad),
     )
 
 

@@ -40,7 +40,10 @@ class Glance:
         drawn = self.method.sample(key, state, self.n)
         x, calls = np.asarray(drawn.x), drawn.energy_calls + self.n
         if self.method.weighted:
-            x = x[correction.equal_weights(np.asarray(drawn.log_weight), self.n, 0)]
+            log_weight = np.asarray(drawn.log_weight)
+            if not np.isfinite(log_weight).any():  # nothing to choose from
+                return {"bad_samples": self.n}, drawn.energy_calls
+            x = x[correction.equal_weights(log_weight, self.n, 0)]
         energies = np.asarray(self._measure(x))
         good = finite_rows(x, energies)
         x, energies = x[good], energies[good]

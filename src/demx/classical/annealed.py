@@ -103,18 +103,21 @@ def _method(target: Target, settings: Annealed, plan, below: float) -> Method:
         particles, told, bad = path.run(key, state, islands, jnp.zeros_like(state.beta[0]))
         x = jax.vmap(target.space.configuration)(particles.walker.position)
         bad_calls = jnp.sum(bad) + jnp.sum(told.bad)
-        return x, particles.log_weight, bad_calls, jnp.mean(told.acceptance)
+        # outside the support is weight 0, too. Who has it is in the row where it began, as bad as
+        # it was there: an island that resamples leaves out all such
+        lost = bad & ~jnp.isfinite(particles.log_weight)
+        return x, particles.log_weight, lost, bad_calls, jnp.mean(told.acceptance)
 
     def sample(key: PRNGKeyArray, state: State, n: int) -> Samples:
         groups = plan(n)
         made = [run(jax.random.fold_in(key, i), state, g) for i, g in enumerate(groups)]
-        x, log_weight, bad_calls, acceptance = zip(*made, strict=True)
-        x, log_weight = jnp.concatenate(x), jnp.concatenate(log_weight)
+        *rows, bad_calls, acceptance = zip(*made, strict=True)
+        x, log_weight, lost = (jnp.concatenate(part) for part in rows)
         return Samples(
             x[:n],
             log_weight[:n],
             energy_calls=len(x) * calls,
-            bad=int(jnp.sum(~jnp.isfinite(log_weight[:n]))),
+            bad=int(jnp.sum(lost[:n])),
             island=jnp.arange(n) // groups[0].rows,
             acceptance=float(jnp.mean(jnp.stack(acceptance))),
             bad_calls=int(sum(bad_calls)),

@@ -5,8 +5,8 @@
 
 in orthonormal coordinates u; on a mean-free space m = 0 and all v are equal (Cappé et al., 2004;
 tempered weights: Koblents and Míguez, 2015). mean(w) is an unbiased estimate of Z. A normal with
-a diagonal covariance must cover p: its weights have infinite variance if p is twice as wide as q
-in any direction, and strong correlations cost effective samples.
+a diagonal covariance must cover p: its weights have infinite variance if in any direction p has
+twice the variance of q (√2 times its width), and strong correlations cost effective samples.
 """
 
 from typing import NamedTuple

@@ -84,15 +84,14 @@ def parallel_tempering(
         begin = state.rounds * settings.length
         chains, ladder, moved = engine.tune(key, state.chains, state.ladder, settings.length, begin)
         new = State(chains, respaced(ladder, moved.rejection), state.rounds + 1)
-        bad = jnp.sum(~jnp.isfinite(chains.log_density))
-        return new, Info(acceptance=jnp.mean(moved.acceptance), bad=bad)
+        return new, Info(acceptance=jnp.mean(moved.acceptance), bad=jnp.sum(moved.bad))
 
     @eqx.filter_jit
     def advance(key: PRNGKeyArray, state: State):
         thin = jnp.asarray(settings.thin)
         chains, moved, u, value = engine.run(key, state.chains, state.ladder, 1, thin)
         xs = jax.vmap(target.space.configuration)(u[0])
-        told = moved.acceptance[0], jnp.zeros((), int), jnp.asarray(settings.thin * calls)
+        told = moved.acceptance[0], jnp.sum(moved.bad), jnp.asarray(settings.thin * calls)
         return state._replace(chains=chains), xs, ~jnp.isfinite(value[0]), told
 
     def sample(key: PRNGKeyArray, state: State, n: int) -> Samples:

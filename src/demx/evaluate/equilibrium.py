@@ -148,7 +148,7 @@ class Sampler:
             self._next_key(), self.chains, self.ladder, keep, jnp.asarray(thin)
         )
         self.energy_calls += keep * thin * self.tempering.calls(self.chains)
-        self.acceptance, self.rejection = (np.asarray(m) for m in moved)
+        self.acceptance, self.rejection = np.asarray(moved.acceptance), np.asarray(moved.rejection)
         seen = self._observe(u, value)
         return tuple(np.swapaxes(np.asarray(a), 0, 1) for a in (u, value, seen))
 

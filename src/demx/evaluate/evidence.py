@@ -16,11 +16,14 @@ class LogZ(NamedTuple):
     standard_error: float
     ess: float | None
     n: int
-    bad: int  # samples without a finite density or energy: their weight is 0
+    bad: int  # samples without a density or energy: their weight is 0, but should not be
 
 
 def log_z(drawn: Samples) -> LogZ:
-    """log Z ≈ log mean w with its error and effective share, from weighted samples."""
+    """log Z ≈ log mean w with its error and effective share, from weighted samples.
+
+    Those outside the support rightly have weight 0; bad ones too, and many are refused.
+    """
     n = len(drawn.x)
     if drawn.log_z is not None:
         return LogZ(*drawn.log_z, None, n, drawn.bad)

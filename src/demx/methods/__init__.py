@@ -11,12 +11,12 @@ class Entry(NamedTuple):
     """factory: (target, parts) -> Method. settings: the class of its `sampler` section; None: it
     is made of the sections of the matching engine. network: it has one.
 
-    gradient: needs ∇E. trains: has something to learn or tune before it samples. weights, log_z,
-    log_prob: gives them. mcmc_free: no Markov chain that leaves p invariant. off_policy: learns
-    from points of anywhere: 'yes', 'partly', 'no', or '-' without learning. warm_start: what it
-    does with points to begin from: its 'chains' begin there, or its 'buffer' holds them; '': it
-    cannot use them. Then time of a gradient and of a proposal while training, memory, and time of
-    a sample.
+    gradient: goes by ∇E; others ask for it too, with every energy. trains: has something to learn
+    or tune before it samples. weights, log_z, log_prob: gives them. mcmc_free: no Markov chain that
+    leaves p invariant. off_policy: learns from points of anywhere: 'yes', 'partly', 'no', or '-'
+    without learning. warm_start: what it does with points to begin from: its 'chains' begin there,
+    or its 'buffer' holds them; '': it cannot use them. Then time of a gradient and of a proposal
+    while training, memory, and time of a sample.
     """
 
     factory: str

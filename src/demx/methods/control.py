@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from demx.devices import chunk_rows, everywhere, home, map_chunks, sum_chunks
 from demx.energy import evaluate
@@ -28,10 +28,12 @@ Network = Callable[[PRNGKeyArray], eqx.Module]
 
 
 class Path(NamedTuple):
-    """Ends of n paths, (n, *shape), their log weights (n,), and how many evaluations were bad."""
+    """Ends of n paths, (n, *shape), their log weights (n,), which of them got lost, and how many
+    evaluations were bad. A path that ends outside the support has weight 0, and is not lost."""
 
     x: Float[Array, "n ..."]
     log_weight: Float[Array, " n"]
+    lost: Bool[Array, " n"]
     bad: Int[Array, ""]
 
 
@@ -108,8 +110,8 @@ class Paths(eqx.Module):
         found = evaluate(self.target, x)
         ends = jax.vmap(self.process.log_reference, (None, 0, 0))(self.target.space, x_0, x)
         log_weight = found.log_density - ends + total
-        lost = jnp.isnan(log_weight) | (log_weight == jnp.inf)
-        return Path(x, jnp.where(lost, -jnp.inf, log_weight), bad + jnp.sum(found.bad | lost))
+        lost = found.bad | ~jnp.isfinite(total - ends)
+        return Path(x, jnp.where(lost, -jnp.inf, log_weight), lost, bad + jnp.sum(lost))
 
 
 class State(eqx.Module):
@@ -158,7 +160,7 @@ class Control(eqx.Module):
 
         made = map_chunks(some, model, jax.random.split(key, n // rows))
         x = made.x.reshape(n, *self.paths.target.space.shape)
-        return Path(x, made.log_weight.ravel(), jnp.sum(made.bad))
+        return Path(x, made.log_weight.ravel(), made.lost.ravel(), jnp.sum(made.bad))
 
     def return_from(self, key: PRNGKeyArray, model: Guided, x: Float[Array, "n ..."]) -> Path:
         """A backward path from each of n points, in chunks as in `draw`."""
@@ -170,7 +172,7 @@ class Control(eqx.Module):
 
         keys = jax.random.split(key, len(x) // rows)
         made = map_chunks(some, model, (keys, x.reshape(-1, rows, *x.shape[1:])))
-        return Path(x, made.log_weight.ravel(), jnp.sum(made.bad))
+        return Path(x, made.log_weight.ravel(), made.lost.ravel(), jnp.sum(made.bad))
 
     def gradient(self, key: PRNGKeyArray, flat: Array, model_of) -> Batch:
         """Of one batch, chunk by chunk if the loss is a sum over paths.
@@ -270,8 +272,8 @@ def _method(control: Control) -> Method:
         size = n if n <= 64 else min(CHUNK, 64 * -(-n // 64))
         keys = [jax.random.fold_in(key, i) for i in range(-(-n // size))]
         made = [home(draw(k, model, size)) for k in keys]
-        x, log_weight, bad = zip(*made, strict=True)
-        return Path(jnp.concatenate(x), jnp.concatenate(log_weight), sum(bad))
+        *rows, bad = zip(*made, strict=True)
+        return Path(*(jnp.concatenate(part) for part in rows), sum(bad))
 
     def sample_weighted(key: PRNGKeyArray, state: State, n: int) -> Samples:
         path = run(key, state, n)
@@ -279,7 +281,7 @@ def _method(control: Control) -> Method:
         # what was drawn is paid for, also the end of the last chunk
         return Samples(
             path.x[:n], weight, energy_calls=len(path.x) * (num_steps + 1),
-            bad=int(jnp.sum(jnp.isneginf(weight))), bad_calls=int(path.bad),
+            bad=int(jnp.sum(path.lost[:n])), bad_calls=int(path.bad),
         )  # fmt: skip
 
     def sample(key: PRNGKeyArray, state: State, n: int) -> Samples:
@@ -290,7 +292,7 @@ def _method(control: Control) -> Method:
         path = home(go_back(*everywhere((key, state.average, jnp.asarray(x)))))
         return Samples(
             path.x, path.log_weight, energy_calls=len(x) * (num_steps + 1),
-            bad=int(jnp.sum(jnp.isneginf(path.log_weight))), bad_calls=int(path.bad),
+            bad=int(jnp.sum(path.lost)), bad_calls=int(path.bad),
         )  # fmt: skip
 
     return Method(

@@ -7,7 +7,7 @@ right for a small share of the energy calls that the regression spends.
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from demx.devices import chunk_rows, map_chunks
 from demx.methods.tempering import ACCEPTANCE, Ladder, Tempering
@@ -17,12 +17,14 @@ CHUNK = 128  # points moved together: wide enough for long rows, few enough for 
 
 
 class Moved(eqx.Module):
-    """Points after the moves, their log p̃, the step size for the next time, the acceptance."""
+    """Points after the moves, their log p̃, the step size for the next time, the acceptance, and
+    how many proposals were not finite."""
 
     points: Float[Array, "..."]
     log_density: Float[Array, "..."]
     step_size: Float[Array, "..."]
     acceptance: Float[Array, "..."]
+    bad: Int[Array, "..."]
 
 
 MALA = 0.574  # the acceptance that is best for one step, in many dimensions
@@ -61,15 +63,18 @@ class Moves(eqx.Module):
             chains, ladder = sampler.init(points, 1), Ladder(jnp.ones(1), step_size[None])
             key_tune, key_run = jax.random.split(key)
             chains, tuned, moved = sampler.tune(key_tune, chains, ladder, self.num_steps)
+            bad = jnp.sum(moved.bad)
             if self.settled > 0:
                 chains, moved, *_ = sampler.run(
                     key_run, chains, tuned, 1, jnp.asarray(self.settled)
                 )
+                bad += jnp.sum(moved.bad)
             return Moved(
                 jax.vmap(target.space.configuration)(chains.position[:, 0]),
                 chains.log_density[:, 0],
                 tuned.step_size[0],
                 moved.acceptance[0],
+                bad,
             )
 
         chunks = (
@@ -82,6 +87,7 @@ class Moves(eqx.Module):
             moved.log_density.ravel(),
             jnp.exp(jnp.mean(jnp.log(moved.step_size))),
             jnp.mean(moved.acceptance),
+            jnp.sum(moved.bad),
         )
 
     def calls(self, n: int) -> int:

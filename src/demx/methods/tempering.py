@@ -44,10 +44,17 @@ class Chains(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Acceptance of the moves and rejection of the trades: means over the ensembles."""
+    """Acceptance of the moves and rejection of the trades, means; and how many proposals had a log
+    p̃ that was not finite, a sum."""
 
     acceptance: Float[Array, "*C R"]
     rejection: Float[Array, "*C pairs"]
+    bad: Int[Array, "*C R"]
+
+    def over(self, axis: int | tuple[int, ...]) -> "Moved":
+        """The same over all ensembles, or over many transitions."""
+        means = (jnp.mean(a, axis=axis) for a in self[:2])
+        return Moved(*means, jnp.sum(self.bad, axis=axis))
 
 
 def geometric_ladder(num_rungs: int, beta_min: float, step_size: float) -> Ladder:
@@ -87,8 +94,10 @@ class Tempering(eqx.Module):
         """Energy calls of one `transition`."""
         return chains.log_density.size * self.num_leapfrog
 
-    def move(self, key: PRNGKeyArray, chains: Chains, ladder: Ladder) -> tuple[Chains, Array]:
-        """One HMC move of every replica; returns the acceptance probabilities (C, R) too."""
+    def move(
+        self, key: PRNGKeyArray, chains: Chains, ladder: Ladder
+    ) -> tuple[Chains, Array, Array]:
+        """One HMC move of every replica; (C, R) acceptances, and which proposals were bad."""
         from blackjax.mcmc import hmc  # takes seconds to import: only when chains are run
 
         log_density = pointwise(self.target)
@@ -126,7 +135,8 @@ class Tempering(eqx.Module):
         )
         # a trajectory that leaves the finite numbers has acceptance nan: it was rejected
         acceptance = jnp.nan_to_num(info.acceptance_rate, nan=0.0)
-        return moved, acceptance.reshape(count, rungs)
+        bad = ~jnp.isfinite(info.proposal.logdensity)
+        return moved, acceptance.reshape(count, rungs), bad.reshape(count, rungs)
 
     def trade(self, key: PRNGKeyArray, chains: Chains, ladder: Ladder) -> tuple[Chains, Array]:
         """Even or odd neighbours trade places; returns the rejections of all pairs (C, R-1)."""
@@ -152,13 +162,13 @@ class Tempering(eqx.Module):
     def transition(self, key: PRNGKeyArray, chains: Chains, ladder: Ladder) -> tuple[Chains, Moved]:
         """A move of every replica, then a trade."""
         chains, moved = self._transition(key, chains, ladder)
-        return chains, jax.tree.map(lambda a: jnp.mean(a, axis=0), moved)
+        return chains, moved.over(0)
 
     def _transition(self, key, chains: Chains, ladder: Ladder) -> tuple[Chains, Moved]:
         key_move, key_trade = jax.random.split(key)
-        chains, acceptance = self.move(key_move, chains, ladder)
+        chains, acceptance, bad = self.move(key_move, chains, ladder)
         chains, rejection = self.trade(key_trade, chains, ladder)
-        return chains, Moved(acceptance, rejection)
+        return chains, Moved(acceptance, rejection, bad.astype(int))
 
     def tune(
         self,
@@ -172,7 +182,8 @@ class Tempering(eqx.Module):
 
         Every replica adapts on its own, so that one that starts badly can free itself; the ladder
         then gets the median over the ensembles, and acceptances and rejections are means over
-        the second half. begin: transitions of this round made before, as steps adapt ever less.
+        the second half; bad proposals are counted over all. begin: transitions of this round made
+        before, as steps adapt ever less.
         """
         rungs = ladder.beta.shape[0]
         log_step = jnp.broadcast_to(jnp.log(ladder.step_size), (chains.position.shape[0], rungs))
@@ -187,7 +198,8 @@ class Tempering(eqx.Module):
         keys = jax.random.split(key, num_transitions)
         index = (begin + jnp.arange(num_transitions)).astype(ladder.beta.dtype)
         (chains, log_step), moved = jax.lax.scan(body, (chains, log_step), (keys, index))
-        moved = jax.tree.map(lambda a: jnp.mean(a[num_transitions // 2 :], axis=(0, 1)), moved)
+        half = jax.tree.map(lambda a: a[num_transitions // 2 :], moved).over((0, 1))
+        moved = half._replace(bad=jnp.sum(moved.bad, axis=(0, 1)))
         return chains, Ladder(ladder.beta, jnp.exp(jnp.median(log_step, axis=0))), moved
 
     def run(
@@ -202,13 +214,14 @@ class Tempering(eqx.Module):
                 return chains, jax.tree.map(jnp.add, total, moved)
 
             rungs = ladder.beta.shape[0]
-            none = Moved(jnp.zeros(rungs), jnp.zeros(rungs - 1))
+            none = Moved(jnp.zeros(rungs), jnp.zeros(rungs - 1), jnp.zeros(rungs, int))
             chains, total = jax.lax.fori_loop(0, thin, once, (chains, none))
-            moved = jax.tree.map(lambda a: a / jnp.maximum(thin, 1).astype(a.dtype), total)
+            means = (a / jnp.maximum(thin, 1).astype(a.dtype) for a in total[:2])
+            moved = Moved(*means, total.bad)
             return chains, (moved, chains.position[:, 0], chains.log_density[:, 0])
 
         chains, (moved, u, value) = jax.lax.scan(body, chains, jax.random.split(key, keep))
-        return chains, jax.tree.map(lambda a: jnp.mean(a, axis=0), moved), u, value
+        return chains, moved.over(0), u, value
 
 
 def respace(ladder: Ladder, rejection: np.ndarray, max_rungs: int) -> Ladder:

@@ -15,6 +15,7 @@ import demx
 from demx.comparison import Row
 from demx.correction import equal_weights
 from demx.display import html_table, with_error
+from demx.errors import UserError
 from demx.evaluate import reference
 from demx.evaluate.evaluation import batched_energies
 from demx.report import document, figures
@@ -104,10 +105,17 @@ def write(target: str, rows: Sequence[Row], path: Path, **space: Any) -> Path:
         if not row.error:
             words = " ".join(row.evaluation["verdict"])
             parts.append(f"<p><b>{html.escape(row.method)}</b>: {html.escape(words)}</p>")
-    drawn = {row.method: _evenly(row.samples) for row in rows if row.samples is not None}
     of_reference = None if built.space.shape == (2,) else _of_reference(opened)
     parts.append('<div class="row">')
-    for name, x in drawn.items():
+    for row in rows:
+        if row.error or row.samples is None:
+            continue
+        name = row.method
+        try:
+            x = _evenly(row.samples)
+        except UserError as error:  # a method without a figure is no reason to have no page
+            parts.append(f"<p>{html.escape(f'{name}: no figure, {error}')}</p>")
+            continue
         x = x[np.isfinite(x).reshape(len(x), -1).all(axis=1)]
         energies = batched_energies(built, x)
         x, energies = x[np.isfinite(energies)], energies[np.isfinite(energies)]

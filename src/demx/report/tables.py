@@ -213,9 +213,10 @@ def _show_methods(console: Console) -> None:
         table.add_row(f"[bold]{name}[/bold]", *cells)
     console.print(table)
     for line in (
-        "∇E: needs it. tunes: learns or adapts before it samples. w: gives weights, then",
-        "log Z, and its density q. no MCMC: no chain that leaves p invariant. Orders of",
-        "time and memory as in the paper's tables 1 and 6, for L steps in d dimensions.\n",
+        "∇E: goes by it (all ask for it, with every energy). tunes: learns or adapts",
+        "before it samples. w: gives weights, then log Z, and its density q. no MCMC: no",
+        "chain that leaves p invariant. Orders of time and memory as in the paper's",
+        "tables 1 and 6, for L steps in d dimensions.\n",
     ):
         console.print(line)
 
