@@ -171,6 +171,20 @@ def test_ctrl_c_stops_cleanly_and_the_run_goes_on(tmp_path):
     assert api.load(run).progress.step == steps[-1] >= 5
 
 
+def test_a_run_that_is_opened_again_knows_why_it_ended(tmp_path):
+    first = demx.fit(
+        "gmm40", settings=settings(), directory=tmp_path, budget="300calls", progress=False
+    )
+    assert first.ended == api.load(tmp_path).ended == "budget"
+    demx.fit("gmm40", settings=settings(), directory=tmp_path, progress=False)
+    again = api.load(tmp_path)
+    assert again.ended == "steps" and "6 of 6, ended by steps" in repr(again)
+    store = Store(tmp_path)
+    state, header = store.load((again.state, again.state))
+    store.save(state, header | {"ended": None})  # as a killed run leaves it
+    assert api.load(tmp_path).ended is None and "ended" not in repr(api.load(tmp_path))
+
+
 def test_another_configuration_is_refused(tmp_path):
     demx.fit("gmm40", settings=settings(), directory=tmp_path, budget="1e4calls", progress=False)
     with pytest.raises(UserError, match=r"training\.batch_size: there 8, now 16"):

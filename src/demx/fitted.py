@@ -99,10 +99,18 @@ class Fitted:
         correct: str | None = None,
         correct_steps: int = 300,
     ) -> Samples:
-        """n independent samples of the reverse SDE.
+        """n samples. What they are depends on the method:
 
-        weights: draw from the probability-flow ODE instead, whose density is known, and return
-        `log_prob` and importance weights `log_weight` (one energy call a sample).
+        - idem, pdem, rdmc, pis, dds, dis: independent, of the learned (rdmc: estimated) process;
+        - importance, ais, smc: they follow the target only with their `log_weight`, which are
+          always there; those of one `island` depend on each other;
+        - metropolis, mala, hmc, nuts, tempering: states of chains that take turns; those of one
+          `island` are of one chain, and depend on each other;
+        - nested: drawn by weight from the points of one run, some of them more than once.
+
+        weights: of idem and pdem, draw from the probability-flow ODE instead, whose density is
+        known, and return `log_prob` and importance weights `log_weight` (one energy call a sample);
+        of pis, dds and dis, return the weights of the paths. Chains, nested and rdmc have none.
         correct: 'mala' or 'hmc' moves every sample by correct_steps gradient steps (weights stay
         valid); 'smc' anneals weighted particles along the learned noise levels, which repairs
         mode weights too: use its `log_weight`.
@@ -159,6 +167,7 @@ class Fitted:
             "demx": demx.__version__,
             **about,
             **({} if self.directory is None else {"run": str(self.directory)}),
+            **({"energy_zero": zero} if (zero := getattr(self.target, "zero", 0.0)) else {}),
             "training_seed": self.config["seed"],
             "training_energy_calls": self.progress.energy_calls,
         }

@@ -41,9 +41,10 @@ def fit(
             configuration, a Target, or a function that returns one.
         method: a name from `demx list`.
         seed: all randomness of the run follows from it.
-        budget: stop when the run has trained this much in all, such as 90s, 10m, 2h or
-            5e6calls; compilation counts, and an outer loop that has begun is finished (of a
-            black box only if that takes no more than a tenth of the budget longer).
+        budget: stop when the run has taken this much in all, such as 90s, 10m, 2h or
+            5e6calls; the probe of the energy and compilation count, and an outer loop that has
+            begun is finished (of a black box only if that takes no more than a tenth of the
+            budget longer).
         directory: where the run is kept.
         scale: rough width of the target's mass, where there is no preset.
         recipe: settings from a probe of the energy, also where there is a preset.
@@ -94,6 +95,10 @@ def fit(
             f"{p.given_up_calls:,} more calls were made in loops that were given up, and are done "
             "again when the run goes on"
         )
+    if unasked := getattr(fitted.target, "unasked", 0):
+        print(
+            f"{unasked:,} calls were at points that are not finite: the function did not see them"
+        )
     if (each := getattr(fitted.target, "calls_per_point", 1)) > 1:
         print(f"an energy call is {each} calls of the function, for finite differences")
     if fitted.ended == "converged":
@@ -126,7 +131,10 @@ def sample(
         to: .npz, .extxyz (particles), .nc (ArviZ) or .csv (a summary with standard errors),
             with energies, weights and densities where they are known, and where they come from.
         seed: the same seed gives the same samples.
-        weights: draw from the probability-flow ODE, with importance weights and densities.
+        weights: importance weights. Of idem and pdem the samples are then those of the
+            probability-flow ODE, with their densities; of pis, dds and dis the weights are those
+            of the paths. importance, ais and smc have them anyway; chains, nested and rdmc
+            have none.
         correct: mala and hmc move every sample near where it is; smc anneals weighted
             particles along the learned noise levels, which repairs mode weights too.
         correct_steps: gradient steps of mala or hmc for each sample.
@@ -150,6 +158,9 @@ def sample(
             f"log Z = {z.value:.4g} ± {z.standard_error:.2g}{share}, "
             f"{z.bad} without a finite density"
         )
+        if zero := getattr(fitted.target, "zero", 0.0):
+            print(f"energies are counted from {zero:.9g} kT: of the energy itself log Z = "
+                  f"{z.value - zero:.9g}")  # fmt: skip
     if written.no_log_z:
         print(f"no log Z: {written.no_log_z}")
     if written.told:
