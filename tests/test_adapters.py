@@ -15,7 +15,7 @@ from ase.units import kB
 from numpyro import distributions as dist
 
 import demx
-from demx import devices, recipe, samples
+from demx import devices, recipe, resolve, samples
 from demx.energy import energies, evaluate
 from demx.errors import UserError
 from demx.space import Euclidean, MeanFree, normal
@@ -132,6 +132,15 @@ def test_a_large_energy_that_is_the_same_everywhere_is_taken_off():
     np.testing.assert_allclose(
         heavy.electronvolts(x, whole) + 5e5, light.electronvolts(x, low), atol=1e-5
     )
+
+
+def test_making_a_target_of_atoms_is_a_call_that_is_counted_once():
+    """That of the structure, from which energies are counted; by `demx sample`, `evaluate`, too."""
+    atoms = ase.Atoms("Cu2", positions=[[0, 0, 0], [2.5, 0, 0]])
+    target = from_atoms(atoms, EMT(), trap=0.1)
+    assert resolve.opening_calls({"source": "mine.py:target"}, target) == 1 + resolve.FINGERPRINT
+    again = demx.fit(target, **QUICK)
+    assert target.calls == 1 + again.progress.energy_calls
 
 
 def test_positions_that_are_not_finite_are_bad():

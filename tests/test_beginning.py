@@ -92,7 +92,7 @@ def test_a_run_goes_on_as_if_undisturbed(method, tmp_path, rows):
         budget = None if outer is None else f"{outer}calls"
         return demx.fit(
             "double_well", method=method, warm_start=points, directory=directory, budget=budget,
-            progress=False, scale=1.0,
+            progress=False, scale=0.3,
             settings=SHORT | {"target": {"num_particles": 3, "dim": 2}},
         )  # fmt: skip
 

@@ -257,9 +257,10 @@ def reference_key(head: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 FINGERPRINT = 8  # points, and energy calls
 
 
-def opening_calls(config: Mapping[str, Any]) -> int:
+def opening_calls(config: Mapping[str, Any], target: Target) -> int:
     """What opening a run has cost."""
-    return FINGERPRINT if "source" in config else 0
+    made = target.claim() if isinstance(target, BlackBox) else 0
+    return made + (FINGERPRINT if "source" in config else 0)
 
 
 def _fingerprint(target: Target, scale: float) -> list[str]:

@@ -86,7 +86,7 @@ def evaluate(
             mcmc_calls=min(calls, spent), reference=ruler,
             correct=None if correct == "none" else correct, correct_steps=correct_steps,
         )  # fmt: skip
-        opening = found.samples.energy_calls + opening_calls(fitted.config)
+        opening = found.samples.energy_calls + opening_calls(fitted.config, fitted.target)
         found = found._replace(samples=found.samples._replace(energy_calls=opening))
         about = tables.About.of_run(fitted)
     else:

@@ -167,7 +167,7 @@ def sample(
         print(written.told)
     print(
         f"{written.path}: {n} samples, {written.bad} with an energy that is not finite, "
-        f"{written.energy_calls + opening_calls(fitted.config):,} energy calls"
+        f"{written.energy_calls + opening_calls(fitted.config, fitted.target):,} energy calls"
     )
 
 
