@@ -324,6 +324,40 @@ def test_chains_are_drawn_in_one_go(monkeypatch):
     assert sizes == [3000] and [len(part.x) for part in parts] == [1000] * 3
 
 
+def test_the_evidence_of_nested_sampling_is_kept(tmp_path, monkeypatch):
+    """In every file, and as a metric beside the true value; chains get the calls of the samples."""
+    from demx.evaluate.equilibrium import Drawn
+
+    small = {"num_live": 32, "num_delete": 8, "remaining": 0.1}
+    runs = untrained("gmm40", {"sampler": small}, "nested")
+    runs.progress = Progress()
+    value, error = runs.sample(30).log_z
+    for suffix in ("npz", "nc", "csv"):
+        runs.sample_to(tmp_path / f"x.{suffix}", 30)
+    import arviz
+
+    with np.load(tmp_path / "x.npz", allow_pickle=False) as data:
+        kept = json.loads(str(data["provenance"]))
+    inference = arviz.from_netcdf(tmp_path / "x.nc").posterior.attrs
+    about, _ = told(tmp_path / "x.csv")
+    for found in (kept, inference, about):
+        assert float(found["log_z"]) == pytest.approx(value)
+        assert float(found["log_z_standard_error"]) == pytest.approx(error)
+    given = []
+
+    def within(key, target, n, calls, *_):
+        given.append(calls)
+        x = np.asarray(target.sample(key, n))
+        return Drawn(x, np.asarray(jax.vmap(target.log_density)(x)), {}, calls)
+
+    monkeypatch.setattr("demx.assessment.samples_within", within)
+    found = runs.evaluate(50, repeats=2, mcmc_at_most=10**9)
+    assert found.mcmc is not None and given[0] == found.mcmc_calls > 1000
+    metric = found.metrics["log_z"]
+    assert metric.floor == 0 and metric.two_sided and 0 < metric.standard_error < 2
+    assert runs.evaluate(50, repeats=2, mcmc_at_most=100).mcmc_calls == 100
+
+
 def peak(action) -> int:
     """Kilobytes by which resident memory rises at most while something is done."""
     status = Path("/proc/self/status")

@@ -81,16 +81,18 @@ def assess_target(
     sampling_calls: int = 0,
     seed: int = 1,
     island: np.ndarray | None = None,
+    log_z: tuple[float, float] | None = None,
 ) -> Assessment:
     """Every metric of samples x that the target, the reference and the density allow.
 
-    island: (n,) of samples that depend on each other, see `demx.types.Samples`.
+    island, log_z: of the samples, see `demx.types.Samples`.
     """
     if reference is not None:
         references.check(reference, target)
     found = compare(target, x, reference, n=n, workers=WORKERS, island=island)
     calls = found.energy_calls + sampling_calls + (density.energy_calls if density else 0)
     found = found._replace(energy_calls=calls)
+    true = getattr(target, "log_z", None)
     if density is not None and found.metrics:
         log_prob = energies = backward = None
         if reference is not None and density.log_prob is not None:
@@ -100,11 +102,13 @@ def assess_target(
             returned = density.backward(reference.test[: len(density.log_weight)])
             backward = np.asarray(returned.log_weight)
             found = found._replace(energy_calls=found.energy_calls + returned.energy_calls)
-        log_z = getattr(target, "log_z", None)
         more, notes = densities.judge(
-            density.log_weight, log_prob, energies, log_z, density.island, backward
+            density.log_weight, log_prob, energies, true, density.island, backward
         )
         found = found._replace(metrics=found.metrics | more, notes=(*found.notes, *notes))
+    if log_z is not None and found.metrics:
+        own = {"log_z": densities.evidence_metric(log_z, len(x), true)}
+        found = found._replace(metrics=found.metrics | own)
     judged = Assessment(
         found, density and density.name, log_weight=density and density.log_weight
     )  # fmt: skip

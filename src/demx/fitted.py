@@ -235,6 +235,7 @@ class Fitted:
         likelihood: str = "auto",
         likelihood_n: int = 1000,
         mcmc_calls: int = 0,
+        mcmc_at_most: int = 0,
         reference: Reference | Path | None = None,
         correct: str | None = None,
         correct_steps: int = 300,
@@ -244,12 +245,14 @@ class Fitted:
         likelihood: 'native' adds what the sampler's own density says, of likelihood_n samples,
         'flow' what an OT-CFM flow trained on the samples says (the paper's protocol), 'none'
         nothing; 'auto' is native in up to 16 dimensions. mcmc_calls: add what tuned chains get
-        for that many energy calls. reference: sets of your own, or their file. correct: as in
+        for that many energy calls; mcmc_at_most: for as many as training and these samples took, or
+        that many if they took more. reference: sets of your own, or their file. correct: as in
         `sample`; samples with weights are resampled.
         """
         check_sizes(n, likelihood_n)
         calls = self._sample_calls(n * repeats, False, correct, correct_steps)
-        calls = None if calls is None else calls + n * repeats + mcmc_calls
+        if calls is not None:
+            calls += n * repeats + self._mcmc_calls(mcmc_calls, mcmc_at_most, calls)
         with watched(self.target, "evaluate", calls):
             drawn = self._blocks(_key(seed, "evaluate"), n, repeats, correct, correct_steps)
             space = self.target.space
@@ -273,11 +276,15 @@ class Fitted:
                 reference=ruler(reference) or self.reference(),
                 n=n,
                 density=density,
-                mcmc_calls=mcmc_calls,
+                mcmc_calls=self._mcmc_calls(mcmc_calls, mcmc_at_most, drawn.energy_calls),
                 sampling_calls=drawn.energy_calls,
                 seed=seed,
                 island=None if drawn.island is None else np.asarray(drawn.island),
+                log_z=drawn.log_z,
             )
+
+    def _mcmc_calls(self, calls: int, at_most: int, drawing: int) -> int:
+        return calls or min(at_most, self.progress.energy_calls + drawing)
 
     def _blocks(self, key, n: int, repeats: int, correct: str | None, steps: int) -> Samples:
         """n·repeats samples without weights, in independent blocks of n."""

@@ -50,8 +50,9 @@ def evaluate(
             flow trained on the samples as in the paper (flow), or none; auto is native for runs
             of up to 16 dimensions.
         likelihood_n: how many samples the densities are evaluated at.
-        mcmc: add a row of what tuned parallel tempering gets for the same energy calls.
-        mcmc_calls: at most so many calls for that row (of a file: so many).
+        mcmc: add a column of what tuned parallel tempering gets for the same energy calls, of
+            training and of the samples.
+        mcmc_calls: at most so many calls for that column (of a file: so many).
         reference: a file made by `demx reference -o`, instead of the one demx would find.
         correct: correct the samples of a run before they are judged, as in `demx sample`.
         correct_steps: gradient steps of mala or hmc for each sample.
@@ -80,12 +81,13 @@ def evaluate(
                 "--target, --dim, --shape, --species, --set: only for a file; a run knows its own"
             )
         fitted = api.load(what)
-        spent = fitted.progress.energy_calls
         found = fitted.evaluate(
             n, repeats=repeats, seed=seed, likelihood=likelihood, likelihood_n=likelihood_n,
-            mcmc_calls=min(calls, spent), reference=ruler,
+            mcmc_at_most=calls, reference=ruler,
             correct=None if correct == "none" else correct, correct_steps=correct_steps,
         )  # fmt: skip
+        if calls and found.mcmc is None:
+            print("mcmc: no energy calls were spent, so there is no column", file=sys.stderr)
         opening = found.samples.energy_calls + opening_calls(fitted.config, fitted.target)
         found = found._replace(samples=found.samples._replace(energy_calls=opening))
         about = tables.About.of_run(fitted)

@@ -16,14 +16,22 @@ def weight_metrics(
 
     island: as in `weights.log_z_is`.
     """
-    n = len(log_weight)
-    known = {} if log_z is None else {"floor": log_z, "floor_standard_error": 0.0}
+    n, known = len(log_weight), _known(log_z)
     return {
         "ess": Metric(*weights.ess(log_weight), 1.0, 0.0, n, two_sided=True),
         "psis_k": Metric(*weights.psis_k(log_weight), n=n),
         "log_z_lower": Metric(*weights.log_z_lower(log_weight), **known, n=n, two_sided=True),
         "log_z_is": Metric(*weights.log_z_is(log_weight, island), **known, n=n, two_sided=True),
     }
+
+
+def evidence_metric(found: tuple[float, float], n: int, log_z: float | None = None) -> Metric:
+    """log Z, with its error, that a method knows other than by weights, beside the true one."""
+    return Metric(*found, **_known(log_z), n=n, two_sided=True)
+
+
+def _known(log_z: float | None) -> dict[str, float]:
+    return {} if log_z is None else {"floor": log_z, "floor_standard_error": 0.0}
 
 
 def likelihood_metrics(

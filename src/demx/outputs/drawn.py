@@ -83,6 +83,11 @@ class _Drawing:
             self.known = chunk.log_z
             yield found
 
+    def evidence(self) -> dict[str, float]:
+        """log Z for the provenance, of a method that knows it other than by weights."""
+        names = ("log_z", "log_z_standard_error")
+        return {} if self.known is None else dict(zip(names, self.known, strict=True))
+
     def log_z(self, n: int) -> LogZ | None:
         if not self.weights and self.known is None:
             return None
@@ -109,6 +114,7 @@ def draw(fitted: Fitted, path: Path, n: int, *, seed: int = 0, **how: Any) -> Wr
             "sampling_seed": seed,
             **told,
             "sampling_energy_calls": seen.energy_calls,
+            **seen.evidence(),
         }
 
     told = outputs.write(path, chunks, n, fitted.target, provenance)

@@ -274,6 +274,7 @@ DEFINITIONS = {
     "outside_share": "samples farther than 3σ from every mode",
     "ess": "effective share of the importance weights",
     "psis_k": "Pareto tail index of the weights, trusted below 0.7",
+    "log_z": "log Z as the method knows it",
     "log_z_lower": "ELBO",
     "log_z_is": "log Z by importance sampling",
     "log_z_upper": "EUBO on reference samples",
