@@ -217,8 +217,8 @@ def test_a_comparison_of_a_file(place, monkeypatch):
     from demx import comparison
 
     seen = []
-    ended = comparison._Ended(1, "", "stopped here", 0.0)
-    monkeypatch.setattr(comparison, "_run", lambda command, log: seen.append(command) or ended)
+    ended = comparison._Ended(1, "", "stopped here")
+    monkeypatch.setattr(comparison, "_run", lambda command, *files: seen.append(command) or ended)
     from demx.commands.space import options
 
     space = options(None, "4,3", "particles", "0,0,1,1", 2.0)
