@@ -85,7 +85,10 @@ def test_a_configuration_of_another_version_is_refused():
     "settings, match",
     [
         ({"training": {"batch_size": -4}}, "training: batch_size: expected at least 1, got -4"),
-        ({"draws": {"num_samples": 0}}, "draws: num_samples: expected at least 1, got 0"),
+        (
+            {"draws": {"num_samples": 0}, "walk": None},
+            "draws: num_samples: expected at least 1, got 0",
+        ),
         ({"noise": {"sigma_max": 0.01}}, "noise: sigma_max: expected more than sigma_min"),
         ({"buffer": {"capacity": -1}}, "buffer: capacity"),
         ({"clip": {"max_norm": -1.0}}, "clip: max_norm, max_sigmas: expected positive"),
@@ -156,7 +159,7 @@ def test_help_is_complete_and_starts_without_jax():
 
 
 SMALL = [
-    "--set=moves=none",
+    "--set=moves=none", "--set=walk=none",
     "--set=draws.num_samples=8", "--set=network.width=8", "--set=training.outer_steps=2",
     "--set=training.inner_steps=2", "--set=training.batch_size=8", "--set=grid.num_steps=5",
     "--set=evaluation.n=50",
