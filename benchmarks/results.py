@@ -3,10 +3,12 @@
     python benchmarks/results.py gmm40 --seeds 0 1 2
     python benchmarks/results.py lj13 --seeds 0 1 2 -n 2000 --repeats 2 --correct hmc
 
-Against the test sets. Runs are kept under --directory, so a second call only evaluates.
+Against the shipped test sets, or those of `demx reference -o FILE` with --reference FILE. Runs are
+kept under --directory, so a second call only evaluates.
 """
 
 import argparse
+from pathlib import Path
 
 import numpy as np
 
@@ -28,6 +30,7 @@ def main() -> None:
     parser.add_argument("--likelihood-n", type=int, default=1000)
     parser.add_argument("--correct", choices=["mala", "hmc", "smc"], default=None)
     parser.add_argument("--correct-steps", type=int, default=300)
+    parser.add_argument("--reference", type=Path, default=None)
     options = parser.parse_args()
     found = []
     for seed in options.seeds:
@@ -47,6 +50,7 @@ def main() -> None:
             seed=1000 + seed,
             likelihood=options.likelihood,
             likelihood_n=options.likelihood_n,
+            reference=options.reference,
             correct=options.correct,
             correct_steps=options.correct_steps,
         )

@@ -75,10 +75,14 @@ def test_what_a_walk_makes_idle_is_refused():
 
 
 def test_a_configuration_of_another_version_is_refused():
-    built, full = api.resolve("gmm40")
-    del full["stopping"]
-    with pytest.raises(UserError, match="no section stopping: was it written by another version"):
-        config.build_method("idem", built, full)
+    """Also where only a setting is new: its default of today is not what was trained."""
+    for method, name in (("idem", "stopping"), ("idem", "network.width"), ("hmc", "sampler.scale")):
+        built, full = api.resolve("gmm40", method=method)
+        config.build_method(method, built, full)
+        section, _, setting = name.partition(".")
+        _ = full[section].pop(setting) if setting else full.pop(section)
+        with pytest.raises(UserError, match=f"no {name}: was it written by another version"):
+            config.build_method(method, built, full)
 
 
 @pytest.mark.parametrize(

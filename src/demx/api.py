@@ -106,10 +106,16 @@ def fit(
             energy=built if dear else Inside(),
         )
     if line.bad:
+        outcome = "moves to them were refused, and every regression point could be used"
+        if line.unusable:
+            outcome = (
+                f"{line.unusable} regression points could not be used: the energy is not finite "
+                "where the sampler goes"
+            )
+        share = 100 * line.bad / max(1, trained.progress.energy_calls)
         warnings.warn(
-            f"{line.bad} energies or new samples were not finite while training, and "
-            f"{line.unusable} regression points could not be used: the energy is not finite where "
-            "the sampler goes",
+            f"{line.bad:,} energies or new samples ({share:.1g} % of the energy calls) were not "
+            f"finite while training; {outcome}",
             stacklevel=2,
         )
     if trained.ended == "budget" and trained.progress.step == 0:

@@ -202,12 +202,7 @@ def build_method(name: str, target: Target, sections: Config, warm_start=None) -
     """The parts of each section, then the method made of them."""
     entry = method_entry(name)
     factory = registry.load(entry.factory)
-    needed = {*KINDS, *SINGLE} if entry.matching else {"sampler", "evaluation", "stopping"}
-    if missing := sorted(needed - set(sections)):
-        raise UserError(
-            f"expected a complete configuration, but there is no section {', '.join(missing)}: was "
-            "it written by another version of demx? Train anew in another directory"
-        )
+    _check_complete(entry, sections)
     for section in ("evaluation", "stopping"):  # not the method's, but to be refused before it runs
         registry.build(section, SINGLE[section], sections[section])
     if entry.matching:
@@ -220,6 +215,27 @@ def build_method(name: str, target: Target, sections: Config, warm_start=None) -
         built = registry.build("sampler", factory, start, target, made, *given)
     # what looking at the energy cost before anything was trained
     return built._replace(calls_at_init=built.calls_at_init + sections.get("probe_calls", 0))
+
+
+def _check_complete(entry: Entry, sections: Config) -> None:
+    """A setting that a run does not name is not the default of today: it was trained without it."""
+    factories = dict(SINGLE) | {k: OPTIONAL[k] for k in OPTIONAL if k in sections}
+    if not entry.matching:
+        factories = {name: SINGLE[name] for name in ("evaluation", "stopping")}
+        factories["sampler"] = registry.load(entry.settings)
+    kinds = KINDS if entry.matching else {"network": NETWORKS} if entry.network else {}
+    missing = sorted({*factories, *kinds} - set(sections))
+    for name in set(kinds) & set(sections):
+        factories[name] = registry.find(name, sections[name].get("kind"), kinds[name])
+    for name in sorted(set(factories) & set(sections)):
+        absent = set(registry.defaults(factories[name])) - set(sections[name])
+        missing += sorted(f"{name}.{setting}" for setting in absent)
+    if missing:
+        raise UserError(
+            f"expected a complete configuration, but there is no {', '.join(missing)}: was it "
+            "written by another version of demx? Open it with that version, or train anew in "
+            "another directory"
+        )
 
 
 def _network(target: Target, sections: Config) -> Callable:
