@@ -10,6 +10,7 @@ import pytest
 
 import demx
 from demx import outputs, samples, stream
+from demx.drawing import Drawing
 from demx.errors import UserError
 from demx.evaluate.observables import usual
 from demx.fitted import Fitted
@@ -131,7 +132,7 @@ def test_a_summary_of_clusters(cluster, tmp_path):
 
 
 def test_what_cannot_be_written_is_refused_before_drawing(plane, tmp_path, monkeypatch):
-    monkeypatch.setattr(Fitted, "_block", lambda *_: pytest.fail("drew samples"))
+    monkeypatch.setattr(Drawing, "block", lambda *_: pytest.fail("drew samples"))
     with pytest.raises(UserError, match=r"expected a name that ends in \.npz, .* got '\.txt'"):
         plane.sample_to(tmp_path / "x.txt", 5)
     with pytest.raises(UserError, match="extxyz holds particles"):

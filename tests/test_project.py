@@ -12,6 +12,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 EDGE = {"config", "store", "train", "progress", "api", "cli", "report", "registry", "evaluate"}
 EDGE |= {
     "assessment",
+    "drawing",
     "fitted",
     "recipe",
     "resolve",

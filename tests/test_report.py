@@ -16,6 +16,7 @@ from rich.console import Console
 
 import demx
 from demx import cli, config, resolve
+from demx.drawing import Drawing
 from demx.errors import UserError
 from demx.evaluate.profile import bins_over, profile
 from demx.fitted import Fitted
@@ -134,7 +135,7 @@ def test_a_sampler_that_is_broken_has_a_page_too(tmp_path):
 
 
 def test_a_coordinate_that_is_not_known_is_refused_first(plane, tmp_path, monkeypatch):
-    monkeypatch.setattr(Fitted, "_block", lambda *_: pytest.fail("drew samples"))
+    monkeypatch.setattr(Drawing, "block", lambda *_: pytest.fail("drew samples"))
     with pytest.raises(UserError, match="coordinate: expected one of energy, norm, x0 to x1, got"):
         plane.report(tmp_path / "report.html", coordinate="radius_of_gyration")
 

@@ -5,21 +5,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 import demx
-from demx import correction, stream
-from demx.assessment import Assessment, Density, assess_target, check_sizes, flow_density, ruler
+from demx import stream
+from demx.assessment import Assessment, assess_target, check_sizes, flow_density, ruler
 from demx.display import html_table, text_table
+from demx.drawing import NO_DENSITY, Drawing, How, stream_key
 from demx.errors import UserError
 from demx.evaluate import reference as references
 from demx.evaluate.evidence import LogZ, log_z
 from demx.evaluate.reference import Reference
-from demx.methods import METHODS
-from demx.methods.annealing import Annealing
 from demx.pace import watched
 from demx.resolve import reference_key, rows
 from demx.train import Progress
@@ -81,6 +79,10 @@ class Fitted:
 
         return Plot(self)
 
+    @property
+    def _drawing(self) -> Drawing:
+        return Drawing(self.target, self.method, self.state, self.config["method"])
+
     def report(
         self, path: str | Path, n: int = 1000, coordinate: "Coordinate | None" = None
     ) -> Path:
@@ -115,17 +117,9 @@ class Fitted:
         valid); 'smc' anneals weighted particles along the learned noise levels, which repairs
         mode weights too: use its `log_weight`.
         """
-        with watched(
-            self.target, "samples", self._sample_calls(n, weights, correct, correct_steps)
-        ):
-            return self._draw(_key(seed, "sample"), n, weights, correct, correct_steps)
-
-    def _sample_calls(self, n: int, weights: bool, correct: str | None, steps: int) -> int | None:
-        """Energy calls that n samples will take, if that can be said before."""
-        if correct == "smc" or self.method.sample_calls is None or not isinstance(n, int):
-            return None
-        moves = n * (steps + 1) if correct else 0
-        return self.method.sample_calls(n) + moves + (n if weights else 0)
+        how = How(weights, correct, correct_steps)
+        with watched(self.target, "samples", self._drawing.calls(n, how)):
+            return self._drawing.draw(stream_key(seed, "sample"), n, how)
 
     def stream(
         self,
@@ -143,7 +137,8 @@ class Fitted:
         """
         if not isinstance(chunk, int | np.integer) or chunk < 1:
             raise UserError(f"chunk: expected a whole number of at least 1, got {chunk}")
-        blocks = self._drawn(_key(seed, "sample"), n, weights, correct, correct_steps)
+        how = How(weights, correct, correct_steps)
+        blocks = self._drawing.blocks(stream_key(seed, "sample"), n, how)
         return stream.chunks(blocks, int(chunk))
 
     def sample_to(self, path: str | Path, n: int, *, seed: int = 0, **how: Any) -> "Written":
@@ -153,9 +148,8 @@ class Fitted:
         """
         from demx.outputs.drawn import draw
 
-        order = [how.get(name, usual) for name, usual in
-                 (("weights", False), ("correct", None), ("correct_steps", 300))]  # fmt: skip
-        calls = self._sample_calls(n, *order)
+        order = How(**{name: how[name] for name in How._fields if name in how})
+        calls = self._drawing.calls(n, order)
         with watched(self.target, "samples", None if calls is None else calls + n):
             return draw(self, Path(path), n, seed=seed, **how)
 
@@ -171,43 +165,6 @@ class Fitted:
             "training_seed": self.config["seed"],
             "training_energy_calls": self.progress.energy_calls,
         }
-
-    def _draw(self, *how) -> Samples:
-        return stream.merged(list(self._drawn(*how)))
-
-    def _drawn(self, key, n: int, *how) -> Iterator[Samples]:
-        """n samples in independent blocks, if what the method draws twice is independent."""
-        if not isinstance(n, int | np.integer) or n < 1:
-            raise UserError(f"n: expected a whole number of at least 1, got {n}")
-        entry = METHODS[self.config["method"]]
-        independent = entry.mcmc_free or entry.weights
-        rows = stream.block_rows(self.target.space) if independent else n
-        sizes = [min(rows, int(n) - start) for start in range(0, n, rows)]
-        # the first block has the key itself: a few samples are the first of many
-        keys = (jax.random.fold_in(key, _DOMAINS["block"] + i) if i else key
-                for i in range(len(sizes)))  # fmt: skip
-        blocks = (self._block(k, size, *how) for k, size in zip(keys, sizes, strict=True))
-        return stream.numbered(blocks)
-
-    def _block(self, key, n: int, weights: bool, correct: str | None, steps: int) -> Samples:
-        if correct not in (None, "smc", *correction.LEAPFROG):
-            raise UserError(f"correct: expected mala, hmc or smc, got {correct!r}")
-        if steps < 1:
-            raise UserError(f"correct_steps: expected at least 1, got {steps}")
-        if correct == "smc":
-            if self.method.anneal is None:
-                raise UserError("correct: this method has no learned path for 'smc'")
-            return self.method.anneal(key, self.state, n, Annealing())
-        draw = self.method.sample
-        if weights and not self.method.weighted:
-            draw = self.method.sample_weighted
-        if draw is None:
-            raise UserError(NO_DENSITY)
-        drawn = draw(key, self.state, n)
-        if correct is None:
-            return drawn
-        key_moves = jax.random.fold_in(key, _DOMAINS["correct"])
-        return correction.metropolis(key_moves, self.target, drawn, correct, steps)
 
     def log_prob(self, x: ArrayLike) -> Float[Array, " n"]:
         """The sampler's own log-density at n points (on the mean-free subspace for particles)."""
@@ -250,11 +207,13 @@ class Fitted:
         `sample`; samples with weights are resampled.
         """
         check_sizes(n, likelihood_n)
-        calls = self._sample_calls(n * repeats, False, correct, correct_steps)
+        how = How(False, correct, correct_steps)
+        calls = self._drawing.calls(n * repeats, how)
         if calls is not None:
             calls += n * repeats + self._mcmc_calls(mcmc_calls, mcmc_at_most, calls)
         with watched(self.target, "evaluate", calls):
-            drawn = self._blocks(_key(seed, "evaluate"), n, repeats, correct, correct_steps)
+            key = stream_key(seed, "evaluate")
+            drawn = self._drawing.unweighted(key, n, repeats, how)
             space = self.target.space
             if likelihood == "auto":
                 known = self.method.weighted or self.method.sample_weighted is not None
@@ -263,7 +222,7 @@ class Fitted:
                 likelihood = "native" if known and cheap else "none"
             density = None
             if likelihood == "native":
-                density = self._density(likelihood_n, seed)
+                density = self._drawing.density(likelihood_n, seed)
             elif likelihood == "flow":
                 density = flow_density(self.target, np.asarray(drawn.x), likelihood_n, seed)
             elif likelihood != "none":
@@ -286,45 +245,9 @@ class Fitted:
     def _mcmc_calls(self, calls: int, at_most: int, drawing: int) -> int:
         return calls or min(at_most, self.progress.energy_calls + drawing)
 
-    def _blocks(self, key, n: int, repeats: int, correct: str | None, steps: int) -> Samples:
-        """n·repeats samples without weights, in independent blocks of n."""
-        if correct != "smc" and not self.method.weighted:
-            return self._draw(key, n * repeats, False, correct, steps)
-        parts = []
-        for i in range(repeats):  # particles of one swarm are not independent
-            swarm = self._draw(jax.random.fold_in(key, i), n, False, correct, steps)
-            rows = correction.equal_weights(np.asarray(swarm.log_weight), n, i)
-            parts.append(swarm._replace(x=swarm.x[rows]))
-        calls = sum(part.energy_calls for part in parts)
-        return Samples(jnp.concatenate([part.x for part in parts]), energy_calls=calls)
-
-    def _density(self, n: int, seed: int) -> Density:
-        weighted = self._draw(_key(seed, "sample"), n, True, None, 1)
-        island = None if weighted.island is None else np.asarray(weighted.island)
-        known, weigh = self.method.log_prob is not None, self.method.weigh_backward
-        key = _key(seed, "backward")
-        return Density(
-            np.asarray(weighted.log_weight),
-            (lambda x: np.asarray(self.log_prob(x))) if known else None,
-            weighted.energy_calls,
-            "the sampler's own density" if known else "the sampler's weights",
-            island,
-            weigh and (lambda x: weigh(key, self.state, x)),
-        )
-
     def reference(self) -> Reference | None:
         """The reference sets of the target, if there are any."""
         if "fingerprint" in self.config and "source" not in self.config:
             exact = hasattr(self.target, "sample")
             return references.make(self.target) if exact else None
         return references.find(*reference_key(self.config), self.target)
-
-
-NO_DENSITY = "this sampler has no density and no weights (chains, or a pinned score)"
-# far from the small numbers that training folds into the same seed: the streams never meet
-_DOMAINS = {"sample": 0x5A5A5A5A, "evaluate": 0x3C3C3C3C, "correct": 0x66666666,
-            "block": 0x11111111, "backward": 0x22222222}  # fmt: skip
-
-
-def _key(seed: int, domain: str):
-    return jax.random.fold_in(jax.random.key(seed), _DOMAINS[domain])

@@ -1,0 +1,117 @@
+"""Samples of a trained method: blocks with keys of their own, corrected, weighted, resampled."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from demx import correction, stream
+from demx.assessment import Density
+from demx.errors import UserError
+from demx.methods import METHODS
+from demx.methods.annealing import Annealing
+from demx.types import Method, Samples, Target
+
+NO_DENSITY = "this sampler has no density and no weights (chains, or a pinned score)"
+# far from the small numbers that training folds into the same seed: the streams never meet
+DOMAINS = {"sample": 0x5A5A5A5A, "evaluate": 0x3C3C3C3C, "correct": 0x66666666,
+           "block": 0x11111111, "backward": 0x22222222}  # fmt: skip
+
+
+def stream_key(seed: int, domain: str) -> PRNGKeyArray:
+    """The key of one use of a seed."""
+    return jax.random.fold_in(jax.random.key(seed), DOMAINS[domain])
+
+
+class How(NamedTuple):
+    """weights: from the density that is known. correct: 'mala', 'hmc' or 'smc', None: not at all;
+    correct_steps: gradient steps of the first two."""
+
+    weights: bool = False
+    correct: str | None = None
+    correct_steps: int = 300
+
+
+class Drawing(NamedTuple):
+    """What samples are drawn with: a method of that name, and its state."""
+
+    target: Target
+    method: Method
+    state: Any
+    name: str
+
+    def calls(self, n: int, how: How) -> int | None:
+        """Energy calls that n samples will take, if that can be said before."""
+        if how.correct == "smc" or self.method.sample_calls is None or not isinstance(n, int):
+            return None
+        moves = n * (how.correct_steps + 1) if how.correct else 0
+        return self.method.sample_calls(n) + moves + (n if how.weights else 0)
+
+    def draw(self, key: PRNGKeyArray, n: int, how: How) -> Samples:
+        """n samples in one piece."""
+        return stream.merged(list(self.blocks(key, n, how)))
+
+    def blocks(self, key: PRNGKeyArray, n: int, how: How) -> Iterator[Samples]:
+        """n samples in independent blocks, if what the method draws twice is independent."""
+        if not isinstance(n, int | np.integer) or n < 1:
+            raise UserError(f"n: expected a whole number of at least 1, got {n}")
+        entry = METHODS[self.name]
+        independent = entry.mcmc_free or entry.weights
+        rows = stream.block_rows(self.target.space) if independent else n
+        sizes = [min(rows, int(n) - start) for start in range(0, n, rows)]
+        # the first block has the key itself: a few samples are the first of many
+        keys = (jax.random.fold_in(key, DOMAINS["block"] + i) if i else key
+                for i in range(len(sizes)))  # fmt: skip
+        made = (self.block(k, size, how) for k, size in zip(keys, sizes, strict=True))
+        return stream.numbered(made)
+
+    def block(self, key: PRNGKeyArray, n: int, how: How) -> Samples:
+        """n samples of one call."""
+        if how.correct not in (None, "smc", *correction.LEAPFROG):
+            raise UserError(f"correct: expected mala, hmc or smc, got {how.correct!r}")
+        if how.correct_steps < 1:
+            raise UserError(f"correct_steps: expected at least 1, got {how.correct_steps}")
+        if how.correct == "smc":
+            if self.method.anneal is None:
+                raise UserError("correct: this method has no learned path for 'smc'")
+            return self.method.anneal(key, self.state, n, Annealing())
+        draw = self.method.sample
+        if how.weights and not self.method.weighted:
+            draw = self.method.sample_weighted
+        if draw is None:
+            raise UserError(NO_DENSITY)
+        drawn = draw(key, self.state, n)
+        if how.correct is None:
+            return drawn
+        key_moves = jax.random.fold_in(key, DOMAINS["correct"])
+        return correction.metropolis(key_moves, self.target, drawn, how.correct, how.correct_steps)
+
+    def unweighted(self, key: PRNGKeyArray, n: int, repeats: int, how: How) -> Samples:
+        """n·repeats samples without weights, in independent blocks of n."""
+        if how.correct != "smc" and not self.method.weighted:
+            return self.draw(key, n * repeats, how)
+        parts = []
+        for i in range(repeats):  # particles of one swarm are not independent
+            swarm = self.draw(jax.random.fold_in(key, i), n, how)
+            rows = correction.equal_weights(np.asarray(swarm.log_weight), n, i)
+            parts.append(swarm._replace(x=swarm.x[rows]))
+        calls = sum(part.energy_calls for part in parts)
+        return Samples(jnp.concatenate([part.x for part in parts]), energy_calls=calls)
+
+    def density(self, n: int, seed: int) -> Density:
+        """What the method's own weights, at n of its samples, and its density say."""
+        weighted = self.draw(stream_key(seed, "sample"), n, How(weights=True))
+        island = None if weighted.island is None else np.asarray(weighted.island)
+        log_prob, weigh = self.method.log_prob, self.method.weigh_backward
+        key = stream_key(seed, "backward")
+        return Density(
+            np.asarray(weighted.log_weight),
+            log_prob and (lambda x: np.asarray(log_prob(self.state, jnp.asarray(x, float)))),
+            weighted.energy_calls,
+            "the sampler's own density" if log_prob else "the sampler's weights",
+            island,
+            weigh and (lambda x: weigh(key, self.state, x)),
+        )
