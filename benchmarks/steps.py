@@ -2,13 +2,14 @@
 
     python benchmarks/steps.py                       the exact score of gmm40
     python benchmarks/steps.py --run RUN -n 1000     a trained run (lj13)
-    python benchmarks/steps.py --run RUN --steps 100 200 --no-euler
+    python benchmarks/steps.py --run RUN --steps 100 200 --local-variance 0 0.0059 --no-euler
 
 A run is judged by its validation set: grids are chosen here. Prints each metric with its
 standard error over blocks, beside the floor (half of the set against the other). Seed 0.
 """
 
 import argparse
+import itertools
 
 import equinox as eqx
 import jax
@@ -27,9 +28,10 @@ from demx.targets.gaussian_mixture import gmm40
 BLOCKS = 5
 
 
-def ways(sigma_last: float, counts: list[int], euler: bool):
-    for steps in counts:
-        yield f"posterior, power grid, {steps}", Posterior(), Grid(steps, sigma_last=sigma_last)
+def ways(sigma_last: float, counts: list[int], spreads: list[float], euler: bool):
+    for steps, s2 in itertools.product(counts, spreads):
+        label = f"posterior, s² = {s2:g}, {steps}"
+        yield label, Posterior(s2), Grid(steps, sigma_last=sigma_last)
     if euler:
         yield "Euler, power grid, 100", Euler(), Grid(100, sigma_last=sigma_last)
         yield "Euler, uniform grid, 1000", Euler(), Grid(1000, "uniform")
@@ -126,9 +128,10 @@ def main() -> None:
     parser.add_argument("--run")
     parser.add_argument("-n", type=int, default=1000)
     parser.add_argument("--steps", type=int, nargs="+", default=[25, 50, 100])
+    parser.add_argument("--local-variance", type=float, nargs="+", default=[0.0])
     parser.add_argument("--euler", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()
-    which = options.n, options.steps, options.euler
+    which = options.n, options.steps, options.local_variance, options.euler
     trained(options.run, *which) if options.run else mixture(*which)
 
 

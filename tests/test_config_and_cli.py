@@ -65,6 +65,17 @@ def test_settings_that_are_refused(settings, match):
         api.resolve("dw4", settings=settings)
 
 
+def test_networks_that_read_the_noise_need_to_be_told_it():
+    for network in ({"kind": "relaxing", "softness": 0.0}, {"kind": "lean"}):
+        changed = {"network": network, "precondition": {"kind": "plain"}}
+        built, full = api.resolve("lj13", settings=changed)
+        with pytest.raises(UserError, match=r"network: .* precondition plain does not give it"):
+            config.build_method("idem", built, full)
+    changed["network"] = {"kind": "lean", "softness": 0.0}
+    built, full = api.resolve("lj13", settings=changed)
+    config.build_method("idem", built, full)
+
+
 def test_what_a_walk_makes_idle_is_refused():
     """lj13 walks: importance samples, and so their number, would do nothing."""
     for given in ({"draws": {"num_samples": 4}}, {"estimator": {"kind": "log_sum_exp"}}):

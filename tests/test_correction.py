@@ -245,7 +245,7 @@ def test_a_look_at_weights_that_are_all_zero(key):
     target = TARGETS["gmm40"]
     nothing = Samples(jnp.zeros((20, 2)), jnp.full(20, -jnp.inf), energy_calls=7)
     method = Method(lambda key: 0, lambda key, s: (0, None), lambda *_: nothing, weighted=True)
-    assert Glance(method, target, 20, None)(key, 0) == ({"bad_samples": 20}, 7)
+    assert Glance(method, target, 20, None)(key, 0) == ({"bad_samples": 20, "validation": 100.0}, 7)
 
 
 def test_moved_samples_of_weight_zero_stay_bad(key):

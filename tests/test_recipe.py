@@ -5,9 +5,12 @@ import pytest
 
 from demx import config, resolve
 from demx.errors import UserError
+from demx.noise import Geometric
 from demx.recipe import LOOPS, Probe, affordable, probe, settings
 from demx.resolve import _affordable_sections, named_target
+from demx.sde import Grid, Posterior, reverse
 from demx.space import Euclidean, MeanFree
+from demx.space import normal as gaussian
 from demx.targets.function import CHECKED, FunctionTarget
 
 ONE_LOOK = 64 * (100 + 1 + 1 + 40 * 4)  # descent, slopes, start of the moves, moves
@@ -29,6 +32,22 @@ def test_a_probe_finds_the_width_of_modes_and_is_counted():
     assert made.calls_at_init == full["probe_calls"]
     plain = {"estimator": {"kind": "log_sum_exp"}}
     assert resolve.resolve(normal, dim=3, settings=plain)[1]["estimator"]["kind"] == "log_sum_exp"
+
+
+@pytest.mark.parametrize("mean", [0.0, 10.0])
+def test_samples_of_a_normal_anywhere(mean, key):
+    """Exact score, the settings of the recipe: mean and standard deviation within 4σ and 1 %."""
+    n, space = 20_000, Euclidean(2)
+    target = FunctionTarget(lambda x: 0.5 * jnp.sum((x - mean) ** 2), space)
+    found = settings(space, probe(target))
+    noise = Geometric(found["noise"]["sigma_min"], found["noise"]["sigma_max"])
+    grid, rule = Grid(**found["grid"]), Posterior(found["rule"]["local_variance"])
+    top = noise.variance(jnp.ones(())) + found["precondition"]["sigma_data"] ** 2
+    start = jnp.sqrt(top) * gaussian(key, space, (n,))
+    score = lambda t, x: (mean - x) / (1 + noise.variance(t))  # noqa: E731
+    x = reverse(key, score, noise, space, start, grid.times(noise), rule)
+    assert jnp.max(jnp.abs(jnp.mean(x, axis=0) - mean)) < 0.01 + 4 / n**0.5
+    assert jnp.max(jnp.abs(jnp.std(x, axis=0) - 1)) < 0.01 + 4 / (2 * n) ** 0.5
 
 
 @pytest.mark.parametrize(

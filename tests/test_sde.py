@@ -10,7 +10,7 @@ import pytest
 from cases import NOISES, asymmetric
 from demx.flow import probability_flow
 from demx.noise import Geometric
-from demx.sde import RULES, Grid, Posterior, reverse
+from demx.sde import RULES, Grid, Posterior, reverse, step_variance
 from demx.space import Euclidean, MeanFree, log_normal, normal
 
 NOISE = Geometric(0.05, 6.0)
@@ -129,3 +129,16 @@ def test_impossible_grids():
         Grid(0)
     with pytest.raises(ValueError, match="spacing: expected 'power' or 'uniform'"):
         Grid(10, "cubic")
+
+
+@pytest.mark.parametrize("local_variance, share", [(1.0, 1.0), (0.0, 0.9235)])
+def test_the_variance_of_a_normal_through_a_grid(local_variance, share):
+    """Every step is linear: V' = (1 - (v-v')/(s²+v))² V + its own variance. Kept if s² is known."""
+    noise = Geometric(1 / 3, 35.0)
+    v = jax.vmap(noise.variance)(Grid(100, sigma_last=0.1).times(noise))
+    kept = (1 - (v[:-1] - v[1:]) / (1 + v[:-1])) ** 2
+    added = step_variance(v[:-1], v[1:], local_variance)
+    through = float(v[0]) + 1
+    for keep, add in zip(np.asarray(kept), np.asarray(added), strict=True):
+        through = float(keep) * through + float(add)
+    assert through == pytest.approx(share, rel=1e-3)

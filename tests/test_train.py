@@ -20,7 +20,7 @@ from demx.errors import Diverged, UserError
 from demx.store import Store
 from demx.train import Budget, Progress, parse_budget, train
 from demx.types import Info, Method, Samples
-from demx.watch import Stopping, Watch
+from demx.watch import Watch
 
 TINY = {
     "draws": {"num_samples": 8},
@@ -213,59 +213,6 @@ def test_progress_survives_a_round_trip(tmp_path):
     store.save(jnp.ones(2), asdict(progress))
     _, header = store.load(jnp.zeros(2))
     assert Progress.of(header) == progress
-
-
-def watched(values, **options):
-    """A run of the counting method whose looks give these values."""
-
-    def look(key, state):
-        return {"validation": values[int(state) - 1]}, 0
-
-    return train(counting(), seed=0, outer_steps=len(values), evaluate=look, every=1, **options)
-
-
-def test_the_state_before_things_got_worse_is_kept():
-    trained = watched([8, 4, 2, 1, 1, 1, 1, 1, 9, 9, 9])
-    # the mean of three looks is 11/3 in step 9: clearly worse than the 1 of step 8, also by the
-    # differences 4, 2, 1, 0, 0, 0, 0, 8 of the looks, whose median is ½
-    assert float(trained.kept) == trained.progress.kept == 8
-    assert float(trained.state) == 11 and trained.ended == "steps"
-
-
-def test_looks_that_only_scatter_keep_the_latest_state():
-    trained = watched([1.0, 1.1, 0.9, 1.0, 0.9, 1.1, 1.0, 1.1])
-    assert float(trained.kept) == 8
-
-
-def test_the_noise_of_looks_is_not_taken_for_harm(seed):
-    """50 looks that fall and then scatter by 28 %, as those of a sampler at the floor do.
-
-    The latest state is kept in at least 95 % of 400 runs (4σ: 380 - 4·√(400·0.95·0.05) = 363); by
-    the smallest mean of three looks and a fixed slack it would be in one of six.
-    """
-    rng, latest, harmed = np.random.default_rng(seed), 0, 0
-    for _ in range(400):
-        level = 0.2 + np.append(2 * 0.7 ** np.arange(10), np.zeros(40))
-        watch, quiet = Watch(), 1 + 0.28 * rng.normal(size=50)
-        for value in level * np.maximum(quiet, 0.2):
-            watch = watch.look(value)
-        latest += watch.good
-        for value in 2.0 * np.maximum(1 + 0.28 * rng.normal(size=6), 0.2):
-            watch = watch.look(value)
-        harmed += not watch.good
-    assert latest >= 363 and harmed >= 363, (latest, harmed)
-
-
-def test_training_ends_when_looks_no_longer_fall(tmp_path):
-    values = [8, 4, 2] + [1] * 20
-    trained = watched(values, stopping=Stopping(patience=4))
-    # the mean of three is lowest, 1, from step 6 on
-    assert trained.ended == "converged" and trained.progress.step == 10
-    store = Store(tmp_path)
-    half = watched(values, stopping=Stopping(4), keeper=store, budget=Budget(energy_calls=75.0))
-    assert half.ended == "budget" and half.progress.step == 7
-    again = watched(values, stopping=Stopping(4), keeper=store)
-    assert again.progress.step == 10 and again.progress.watch == trained.progress.watch
 
 
 def test_a_refused_command_leaves_nothing_behind(tmp_path):

@@ -64,6 +64,13 @@ def test_a_point_without_origin_walks_from_where_it_is(key):
     assert float(jnp.median(jnp.linalg.norm(found.score - exact, axis=1))) < 1.0
 
 
+def test_one_move_is_enough(key):
+    """Also for a point that walks from where it is."""
+    x = normal(key, MIXTURE.space, (5,))
+    given = (jnp.full(5, 0.09), x, jnp.full_like(x, jnp.nan), jnp.asarray(0.4))
+    assert jnp.isfinite(Walk(0.16, num_moves=1)(key, MIXTURE, *given).score).all()
+
+
 def test_the_step_follows_the_acceptance_and_calls_are_counted(key):
     settings = {
         "training": {"inner_steps": 3, "batch_size": 8, "new_samples": 8, "outer_steps": 3},

@@ -245,7 +245,20 @@ def _network(target: Target, sections: Config) -> Callable:
     return lambda key: registry.build("network", factory, settings, target.space, key)
 
 
+def _check_level(sections: Config) -> None:
+    """Networks that read σ/σ_d from their level need a precondition that says it."""
+    network = sections["network"]
+    reads = network["kind"] == "relaxing" or network.get("softness", 0.0) > 0
+    if reads and sections["precondition"]["kind"] == "plain":
+        raise UserError(
+            f"network: {network['kind']} takes its level for log(σ/σ_d)/2, which precondition "
+            "plain does not give it; take precondition denoiser, or a network of kind lean, "
+            "directed or egnn with network.softness=0"
+        )
+
+
 def _parts(target: Target, sections: Config) -> Parts:
+    _check_level(sections)
     parts = {"network": _network(target, sections)}
     for section, factory in (SINGLE | OPTIONAL).items():
         if section in sections and section not in ("evaluation", "stopping"):

@@ -4,9 +4,11 @@ Against a validation set it is energy_w2/σ(E) + distance/σ(x): how far energie
 off, in units of their own spread (the distance is `w2` in the plane, of interparticle distances
 for particles, coordinate by coordinate elsewhere). Without a reference it is the distance, in the
 same units, between energies before and after HMC moves, which would change nothing at equilibrium.
+A sample that is not finite, or has no energy, is FAR standard deviations off.
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -23,6 +25,7 @@ from demx.types import Method, Samples, Target
 
 MOST = 2000  # samples for a distance: the assignment grows with their cube
 STEPS = 64  # gradient steps of the moves
+FAR = 100.0
 
 
 class Glance:
@@ -42,18 +45,20 @@ class Glance:
         if self.method.weighted:
             log_weight = np.asarray(drawn.log_weight)
             if not np.isfinite(log_weight).any():  # nothing to choose from
-                return {"bad_samples": self.n}, drawn.energy_calls
+                return {"bad_samples": self.n, "validation": FAR}, drawn.energy_calls
             x = x[correction.equal_weights(log_weight, self.n, 0)]
         energies = np.asarray(self._measure(x))
         good = finite_rows(x, energies)
         x, energies = x[good], energies[good]
         values = {"bad_samples": int(self.n - len(x))} if len(x) < self.n else {}
         if len(x) < 2:
-            return values, calls
+            return values | {"validation": FAR}, calls
         values["energy_median"] = float(np.median(energies))
+        # W2² is a mean of squares over the samples, and so many of them are far away
+        lost = FAR * (1 - len(x) / self.n) ** 0.5
         if self.reference is None:
             moved, cost = self._after_moves(jax.random.fold_in(key, 1), x)
-            values["validation"] = _relative(energies, moved)
+            values["validation"] = math.hypot(_relative(energies, moved), lost)
             return values, calls + cost
         values["energy_w2"] = energy_w2(energies, self._energies)
         validation = self.reference.validation[:MOST]
@@ -66,7 +71,7 @@ class Glance:
         else:
             columns = zip(x.T, validation.T, strict=True)
             shape = float(np.sqrt(np.mean([_relative(a, b) ** 2 for a, b in columns])))
-        values["validation"] = _relative(energies, self._energies) + shape
+        values["validation"] = math.hypot(_relative(energies, self._energies) + shape, lost)
         return values, calls
 
     def _after_moves(self, key: PRNGKeyArray, x: np.ndarray) -> tuple[np.ndarray, int]:

@@ -1,7 +1,7 @@
 """The recipe for an energy that has no preset: a short probe, and the settings that follow.
 
 Points of a wide normal go downhill and then move by HMC for a while. Where they end tells two
-lengths: σ_d, how widely the mass is spread, and s, how narrow it is around one place
+lengths: σ_d, how widely the mass is spread about 0, and s, how narrow it is around one place
 (`demx.stiffness`). Started wider and wider, points show how far the mass reaches: until what
 comes back is clearly narrower than what was sent out.
 
@@ -56,7 +56,9 @@ def _look(key: PRNGKeyArray, target: Target, scale: Array) -> tuple[Array, Array
     inside = jnp.isfinite(found.log_density).astype(x.dtype)
     widest = jnp.maximum(spread(x, space, inside), 1e-6 * scale**2)
     typical = -jnp.nanmedian(jnp.where(inside > 0, found.log_density, jnp.nan))
-    return local_variance(found, space, widest), jnp.sqrt(widest), typical
+    # the prior is centred at 0 and has to cover the mass wherever that is
+    reach = jnp.maximum(spread(x, space, inside, about=0.0), 1e-6 * scale**2)
+    return local_variance(found, space, widest), jnp.sqrt(reach), typical
 
 
 def least_calls(scale: float | None) -> int:
@@ -132,7 +134,12 @@ def settings(space: Space, seen: Probe) -> dict[str, dict[str, Any]]:
     if not isinstance(space, MeanFree):
         # angles fine enough to tell one narrow place from the next
         finest = min(max(2 * wide / narrow, 8.0), 50.0)
-        return sections | {"network": {"kind": "mlp", "scale": _two_digits(finest)}}
+        return sections | {
+            "network": {"kind": "mlp", "scale": _two_digits(finest)},
+            # without it every step leaves out the spread of x_0: samples would be too cold
+            "rule": {"kind": "posterior", "local_variance": seen.local_variance},
+            "evaluation": {"every": 4},
+        }
     small = space.dof <= MOST_BY_WEIGHT
     samples = 2 ** round(math.log2(min(max(2048 / space.dof, 32), 512)))
     by_weight = {

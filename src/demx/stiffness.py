@@ -8,14 +8,17 @@ from demx.space import Space
 
 
 def spread(
-    x: Float[Array, "n ..."], space: Space, weight: Float[Array, " n"] | None = None
+    x: Float[Array, "n ..."],
+    space: Space,
+    weight: Float[Array, " n"] | None = None,
+    about: float | None = None,
 ) -> Float[Array, ""]:
     """Σ w_i |x_i - x̄|²/dof: the variance of a degree of freedom over n points, equally weighted
-    unless said otherwise; what has weight 0 may be anything, also nan."""
+    unless said otherwise; what has weight 0 may be anything, also nan. about: instead of x̄."""
     weight = jnp.ones(len(x), x.dtype) if weight is None else weight
     weight = weight.reshape((-1,) + (1,) * (x.ndim - 1))
     share, x = weight / jnp.sum(weight), jnp.where(weight > 0, x, 0.0)
-    centre = jnp.sum(share * x, axis=0, keepdims=True)
+    centre = jnp.sum(share * x, axis=0, keepdims=True) if about is None else about
     return jnp.sum(share * (x - centre) ** 2) / space.dof
 
 

@@ -51,8 +51,10 @@ class Velocity(eqx.Module):
 
 def default_network(space: Space) -> Callable[[PRNGKeyArray], eqx.Module]:
     """lean for particles, which makes the density invariant; mlp in R^d."""
-    factory = lean if isinstance(space, MeanFree) else mlp
-    return lambda key: factory(space, key)
+    if isinstance(space, MeanFree):
+        # its softening follows a noise level, and here t = 1 is the data
+        return lambda key: lean(space, key, softness=0.0)
+    return lambda key: mlp(space, key)
 
 
 def pair(x_0: np.ndarray, x_1: np.ndarray) -> np.ndarray:

@@ -107,7 +107,7 @@ class Walk(eqx.Module):
             pick = column(accept)
             y, gradient = jnp.where(pick, new[0], y), jnp.where(pick, new[3], gradient)
             mixed, value = jnp.where(pick, new[4], mixed), jnp.where(accept, new[2], value)
-            counts = (known | (2 * turn >= self.num_moves)).astype(x.dtype)
+            counts = (known | (2 * turn + 1 >= self.num_moves)).astype(x.dtype)
             total = total + column(counts) * mixed
             accepted = accepted + accept.astype(x.dtype)
             return (y, value, gradient, mixed, total, weight + counts, new[5], accepted), None
