@@ -12,6 +12,7 @@ import demx
 from demx import samples
 from demx.assessment import assess
 from demx.classical.nested import Nested, nested
+from demx.drawing import How
 from demx.evaluate.evaluation import compare
 from demx.evaluate.reference import make
 from demx.fitted import Fitted
@@ -188,3 +189,61 @@ def test_chains_of_other_libraries_are_islands(rng, tmp_path):
     np.testing.assert_array_equal(stored.island, np.arange(200) % 4)
     np.testing.assert_array_equal(stored.x[2::4], x[2])
     assert demx.assess(lambda x: jnp.sum(x**2), stored, dim=2, n=50).samples.bad == 0
+
+
+WIDE = 2.5  # of the proposal, in standard deviations of the target
+
+
+def proposal(key, n: int) -> Samples:
+    """Draws of N(0, WIDE²) in four dimensions, with weights for the standard normal."""
+    x = WIDE * jax.random.normal(key, (n, 4))
+    log_weight = -0.5 * jnp.sum(x**2, axis=1) * (1 - WIDE**-2)
+    return Samples(x, log_weight, energy_calls=n, bad=2, bad_calls=3)
+
+
+def swarms(key, n: int) -> Samples:
+    """Eight islands: all particles of one are copies of a single draw."""
+    of_island = proposal(key, 8)
+    island = jnp.arange(n) % 8
+    weight = of_island.log_weight[island]
+    return Samples(of_island.x[island], weight, energy_calls=n, island=island)
+
+
+def weighted(draw) -> Fitted:
+    target = FunctionTarget(lambda x: 0.5 * jnp.sum(x**2), Euclidean(4))
+    method = Method(
+        lambda key: 0, lambda key, s: (0, None), lambda key, _, n: draw(key, n), weighted=True
+    )
+    about = {"method": "importance", "target": "normal", "seed": 0, "fingerprint": ""}
+    return Fitted(target, method, 0, about, Progress(energy_calls=1))
+
+
+@pytest.mark.parametrize("draw", [proposal, swarms])
+def test_errors_of_resampled_swarms_are_their_spread(draw, seed):
+    """Of copies that share a particle, and of particles that share an island."""
+    fitted = weighted(draw)
+    found = [
+        fitted.evaluate(200, repeats=10, seed=100 * seed + i, likelihood="none") for i in range(24)
+    ]
+    value, error = np.array([one.metrics["energy_mean"][:2] for one in found]).T
+    ratio = error.mean() / value.std(ddof=1)
+    # a spread of 24 values is known to 1/√46 = 15 %, of which 4 are allowed; copies taken for
+    # samples would give 0.3 and 0.1
+    assert abs(np.log(ratio)) < np.log(1 + 4 * 0.15), ratio
+
+
+def test_what_swarms_tell_is_added_up(key):
+    """Islands of different blocks are different; bad ones, of weight 0, are told."""
+    fitted = weighted(proposal)
+    drawn, worth = fitted._drawing.unweighted(key, 50, 4, How())
+    assert drawn.bad == 8 and drawn.bad_calls == 12 and drawn.energy_calls == 200
+    island = np.asarray(drawn.island).reshape(4, 50)
+    assert len(np.unique(island)) == sum(len(np.unique(block)) for block in island)
+    for block, x in zip(island, np.asarray(drawn.x).reshape(4, 50, 4), strict=True):
+        assert len(np.unique(block)) == len(np.unique(x, axis=0)) < 50
+    assert 4 < worth < 100
+    found = fitted.evaluate(50, repeats=4, likelihood="none")
+    assert found.samples.bad == 8
+    assert "drawn by their weights, and are worth at most about" in found.verdict[0]
+    one = weighted(swarms)._drawing.unweighted(key, 40, 3, How())[0]
+    assert np.asarray(one.island).max() < 24

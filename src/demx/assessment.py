@@ -24,7 +24,7 @@ from demx.evaluate.evaluation import (
     floors,
 )
 from demx.evaluate.reference import Reference
-from demx.evaluate.weights import ess
+from demx.evaluate.weights import effective_share
 from demx.pace import watched
 from demx.resolve import open_target, reference_key
 from demx.samples import Stored, fitting
@@ -61,6 +61,10 @@ class Assessment(NamedTuple):
     @property
     def verdict(self) -> list[str]:
         return verdict.sentences(self.samples)
+
+    def noted(self, *notes: str) -> "Assessment":
+        """The same, with more that the reader must know first."""
+        return self._replace(samples=self.samples._replace(notes=(*self.samples.notes, *notes)))
 
     def __repr__(self) -> str:
         return f"{self.samples!r}\n\n" + "\n".join(self.verdict)
@@ -251,13 +255,16 @@ def assess(
         raise UserError(str(error)) from error
     if stored.log_weight is None:
         return judged
-    worth = ess(stored.log_weight).value * len(x)
-    note = (
-        f"The samples were drawn by their weights, and are worth about {worth:.0f} independent "
-        f"ones; the floors are those of {len(x)}, a little too low."
+    share = effective_share(stored.log_weight, stored.island)
+    return judged.noted(drawn_by_weight(len(x), share * len(x)))
+
+
+def drawn_by_weight(n: int, worth: float) -> str:
+    """What the reader must know of n samples that were drawn by their weights."""
+    return (
+        f"The samples were drawn by their weights, and are worth at most about {worth:.0f} "
+        f"independent ones; the floors are those of {n}, a little too low."
     )
-    noted = judged.samples._replace(notes=(*judged.samples.notes, note))
-    return judged._replace(samples=noted)
 
 
 def check_sizes(n: int, likelihood_n: int) -> None:

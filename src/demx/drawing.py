@@ -11,6 +11,7 @@ from jaxtyping import PRNGKeyArray
 from demx import correction, stream
 from demx.assessment import Density
 from demx.errors import UserError
+from demx.evaluate.weights import effective_share
 from demx.methods import METHODS
 from demx.methods.annealing import Annealing
 from demx.types import Method, Samples, Target
@@ -89,17 +90,24 @@ class Drawing(NamedTuple):
         key_moves = jax.random.fold_in(key, DOMAINS["correct"])
         return correction.metropolis(key_moves, self.target, drawn, how.correct, how.correct_steps)
 
-    def unweighted(self, key: PRNGKeyArray, n: int, repeats: int, how: How) -> Samples:
-        """n·repeats samples without weights, in independent blocks of n."""
+    def unweighted(
+        self, key: PRNGKeyArray, n: int, repeats: int, how: How
+    ) -> tuple[Samples, float | None]:
+        """n·repeats samples without weights, in independent blocks of n. If they were drawn by
+        their weights, also how many independent ones they are worth, at most."""
         if how.correct != "smc" and not self.method.weighted:
-            return self.draw(key, n * repeats, how)
-        parts = []
+            return self.draw(key, n * repeats, how), None
+        parts, worth = [], 0.0
         for i in range(repeats):  # particles of one swarm are not independent
             swarm = self.draw(jax.random.fold_in(key, i), n, how)
-            rows = correction.equal_weights(np.asarray(swarm.log_weight), n, i)
-            parts.append(swarm._replace(x=swarm.x[rows]))
-        calls = sum(part.energy_calls for part in parts)
-        return Samples(jnp.concatenate([part.x for part in parts]), energy_calls=calls)
+            log_weight = np.asarray(swarm.log_weight)
+            rows = correction.equal_weights(log_weight, n, i)
+            # copies of one are no new samples
+            island = jnp.asarray(rows) if swarm.island is None else swarm.island[rows]
+            plain = swarm._replace(x=swarm.x[rows], island=island, log_weight=None, log_prob=None)
+            parts.append(plain)
+            worth += n * effective_share(log_weight, swarm.island)
+        return stream.merged(list(stream.numbered(parts))), worth
 
     def density(self, n: int, seed: int) -> Density:
         """What the method's own weights, at n of its samples, and its density say."""

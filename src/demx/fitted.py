@@ -11,7 +11,14 @@ from jaxtyping import Array, ArrayLike, Float
 
 import demx
 from demx import stream
-from demx.assessment import Assessment, assess_target, check_sizes, flow_density, ruler
+from demx.assessment import (
+    Assessment,
+    assess_target,
+    check_sizes,
+    drawn_by_weight,
+    flow_density,
+    ruler,
+)
 from demx.display import html_table, text_table
 from demx.drawing import NO_DENSITY, Drawing, How, stream_key
 from demx.errors import UserError
@@ -213,7 +220,7 @@ class Fitted:
             calls += n * repeats + self._mcmc_calls(mcmc_calls, mcmc_at_most, calls)
         with watched(self.target, "evaluate", calls):
             key = stream_key(seed, "evaluate")
-            drawn = self._drawing.unweighted(key, n, repeats, how)
+            drawn, worth = self._drawing.unweighted(key, n, repeats, how)
             space = self.target.space
             if likelihood == "auto":
                 known = self.method.weighted or self.method.sample_weighted is not None
@@ -229,7 +236,7 @@ class Fitted:
                 raise UserError(
                     f"likelihood: expected auto, native, flow or none, got {likelihood!r}"
                 )
-            return assess_target(
+            judged = assess_target(
                 self.target,
                 np.asarray(drawn.x),
                 reference=ruler(reference) or self.reference(),
@@ -241,6 +248,11 @@ class Fitted:
                 island=None if drawn.island is None else np.asarray(drawn.island),
                 log_z=drawn.log_z,
             )
+            if worth is None:
+                return judged
+            # bad ones have weight 0, and were never drawn
+            found = judged.samples._replace(bad=judged.samples.bad + drawn.bad)
+            return judged._replace(samples=found).noted(drawn_by_weight(len(drawn.x), worth))
 
     def _mcmc_calls(self, calls: int, at_most: int, drawing: int) -> int:
         return calls or min(at_most, self.progress.energy_calls + drawing)

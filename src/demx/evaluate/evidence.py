@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from demx.errors import UserError
-from demx.evaluate.weights import ess, log_z_is
+from demx.evaluate.weights import effective_share, log_z_is
 from demx.types import Samples
 
 
@@ -35,10 +35,7 @@ def log_z(drawn: Samples) -> LogZ:
     log_weight = np.asarray(drawn.log_weight, float)
     island = None if drawn.island is None else np.asarray(drawn.island)
     try:
-        share = ess(log_weight).value
-        if island is not None:  # within an island, weights forget what was resampled
-            means = np.bincount(island, np.exp(log_weight - log_weight.max()))
-            share = min(share, float(means.mean() ** 2 / (means**2).mean()))
+        share = effective_share(log_weight, island)
         return LogZ(*log_z_is(log_weight, island), share, n, drawn.bad)
     except ValueError as error:
         raise UserError(f"log_z: {error}") from error

@@ -7,6 +7,7 @@ A weight of zero, log w = -∞, is legal: a sample outside the support, or a bad
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import ArrayLike
 from scipy.special import ndtr, stdtrit
 
 
@@ -28,6 +29,19 @@ def ess(log_weight: np.ndarray) -> Estimate:
     value = w.mean() ** 2 / (w**2).mean()
     influence = value * (2 * w / w.mean() - w**2 / (w**2).mean() - 1)
     return Estimate(float(value), _error(influence))
+
+
+def effective_share(log_weight: np.ndarray, island: ArrayLike | None = None) -> float:
+    """mean(w)²/mean(w²) of the weights, (n,), or of their means over islands, if that is less.
+
+    Within an island weights forget what was resampled.
+    """
+    share = ess(log_weight).value
+    if island is None:
+        return share
+    _, number, size = np.unique(island, return_inverse=True, return_counts=True)
+    means = np.bincount(number, _weights(log_weight, "ess")) / size
+    return min(share, float(means.mean() ** 2 / (means**2).mean()))
 
 
 def log_z_is(log_weight: np.ndarray, island: np.ndarray | None = None) -> Estimate:
