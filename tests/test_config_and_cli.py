@@ -104,6 +104,14 @@ def test_a_configuration_of_another_version_is_refused():
             {"draws": {"num_samples": 0}, "walk": None},
             "draws: num_samples: expected at least 1, got 0",
         ),
+        (
+            {"draws": {"num_samples": 6}, "estimator": {"wrap": ["richardson"]}, "walk": None},
+            "draws.num_samples: expected a multiple of 4 with richardson, got 6",
+        ),
+        (
+            {"estimator": {"wrap": ["richardson", "conditional"]}, "walk": None},
+            "x_0 is kept in every half",
+        ),
         ({"noise": {"sigma_max": 0.01}}, "noise: sigma_max: expected more than sigma_min"),
         ({"buffer": {"capacity": -1}}, "buffer: capacity"),
         ({"clip": {"max_norm": -1.0}}, "clip: max_norm, max_sigmas: expected positive"),

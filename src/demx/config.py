@@ -268,9 +268,15 @@ def _parts(target: Target, sections: Config) -> Parts:
             settings = {k: v for k, v in sections[section].items() if k not in ("kind", "wrap")}
             factory = registry.find(section, sections[section]["kind"], entries)
             parts[section] = registry.build(section, factory, settings)
-    if "richardson" in sections["estimator"]["wrap"] and parts["draws"].num_samples < 2:
-        raise UserError("draws.num_samples: expected at least 2 with richardson, got 1")
-    for name in sections["estimator"]["wrap"]:
+    wrap, count = sections["estimator"]["wrap"], parts["draws"].num_samples
+    if "richardson" in wrap and count % 4:
+        # so that mirror images stay together in the halves of an antithetic block
+        raise UserError(f"draws.num_samples: expected a multiple of 4 with richardson, got {count}")
+    if wrap[:2] == ["richardson", "conditional"]:
+        raise UserError(
+            'estimator.wrap: expected ["conditional", "richardson"]: x_0 is kept in every half'
+        )
+    for name in wrap:
         parts["estimator"] = WRAPPERS[name](parts["estimator"])
     if "clip" in parts:
         parts["estimator"] = registry.build("clip", Clipped, parts.pop("clip"), parts["estimator"])

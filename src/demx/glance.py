@@ -26,6 +26,7 @@ from demx.types import Method, Samples, Target
 MOST = 2000  # samples for a distance: the assignment grows with their cube
 STEPS = 64  # gradient steps of the moves
 FAR = 100.0
+MOVED = 0x7E7E7E7E  # far from the numbers that the chunks of a sample fold into the same key
 
 
 class Glance:
@@ -57,7 +58,7 @@ class Glance:
         # W2² is a mean of squares over the samples, and so many of them are far away
         lost = FAR * (1 - len(x) / self.n) ** 0.5
         if self.reference is None:
-            moved, cost = self._after_moves(jax.random.fold_in(key, 1), x)
+            moved, cost = self._after_moves(jax.random.fold_in(key, MOVED), x)
             values["validation"] = math.hypot(_relative(energies, moved), lost)
             return values, calls + cost
         values["energy_w2"] = energy_w2(energies, self._energies)
