@@ -10,9 +10,10 @@ resampling on the way. A bad score costs effective samples, not correctness. Wha
 free: the importance-sampling estimate of ∫ p̃(x_0) N(x_0; x, v) dx_0 as far as it can be trusted, a
 normal of the right width where it cannot:
 
-    log p̂ = γ(v) log p̂_IS + (1 - γ(v)) (log N(x; 0, v + s²) + c(v)),  γ(v) = min(1, ½/sd(log p̂_IS)),
+    log p̂ = γ(v) log p̂_IS + (1 - γ(v)) (log N(x; 0, v + s²) + c(v)),  γ(v) = min(1, ½/sd(log p̂_IS))
 
-never less than 5 % of the normal: a p̂ of zero would lose paths that end where p̃ > 0.
+times the share of the p̂_IS that are not zero; never less than 5 % of the normal: a p̂ of zero would
+lose paths that end where p̃ > 0.
 """
 
 from collections.abc import Callable
@@ -59,12 +60,14 @@ class Swarm(NamedTuple):
 
 
 class Annealed(NamedTuple):
-    """Weighted particles at noise 0; log mean w estimates log Z. bad: energies not finite."""
+    """Weighted particles at noise 0; log mean w estimates log Z. bad: energies not finite. lost:
+    of weight 0 though not outside the support, by an energy, a score or a place not finite."""
 
     x: Float[Array, "n ..."]
     log_weight: Float[Array, " n"]
     resampled: Int[Array, ""]
     bad: Int[Array, ""]
+    lost: Bool[Array, " n"]
 
 
 class Annealing(eqx.Module):
@@ -136,8 +139,11 @@ class Annealing(eqx.Module):
         x, ratio = _moved(key_last, space, swarm, *variances[-2:], guide.local_variance)
         exact = evaluate(target, x)
         weight = _updated(swarm, exact.log_density + ratio)
+        outside = jnp.isneginf(exact.log_density) & ~exact.bad & _finite(x)
+        lost = jnp.isneginf(weight) & ~outside
         order = jax.random.permutation(key_order, n)  # resampled copies stand side by side
-        return Annealed(x[order], weight[order], count, bad + jnp.sum(exact.bad))
+        bad += jnp.sum(exact.bad)
+        return Annealed(x[order], weight[order], count, bad, lost[order])
 
     def survey(self, key: PRNGKeyArray, path: "Path", n: int) -> Guide:
         """The guide, from n pilot paths: how narrow p is where they end, and how well two
@@ -158,7 +164,10 @@ class Annealing(eqx.Module):
         keys = jax.random.split(key_walk, len(path.times) - 1)
         steps = (keys, path.times[:-1], variances[:-1], variances[1:])
         end, (xs, scores) = jax.lax.scan(walk, path.prior(key_start, n), steps)
-        wide = spread(end, space)
+        # one pilot that is lost must not be the spread of all
+        finite = _finite(end).astype(end.dtype)
+        some = jnp.where(jnp.sum(finite) > 0, spread(end, space, finite), 0.0)
+        wide = jnp.maximum(some, jnp.finfo(end.dtype).tiny)
         narrow = local_variance(evaluate(path.target, end), space, wide)
 
         def level(now):
@@ -166,12 +175,14 @@ class Annealing(eqx.Module):
             first, second = (
                 self._estimates(key, path, v, narrow, x, s)[0] for key in jax.random.split(key)
             )
-            sd = jnp.sqrt(jnp.mean((first - second) ** 2) / 2)
+            # an estimate of zero, or of a pilot that is lost, tells no difference
+            told = jnp.isfinite(first) & jnp.isfinite(second)
+            share = jnp.mean(told.astype(first.dtype))
+            squared = jnp.where(told, first - second, 0.0) ** 2
+            sd = jnp.sqrt(jnp.mean(squared) / (2 * jnp.maximum(share, 1 / n)))
             rough = jax.vmap(lambda x: log_normal(space, x, v + wide))(x)
-            offset = jnp.median(first - rough)
-            # nan: an estimate of zero
-            trust = jnp.where(jnp.isfinite(sd), jnp.minimum(1.0, NOISE / sd), 0.0)
-            return trust, jnp.where(jnp.isfinite(offset), offset, 0.0)
+            offset = jnp.nanmedian(jnp.where(told, first - rough, jnp.nan))
+            return share * jnp.minimum(1.0, NOISE / sd), jnp.nan_to_num(offset, nan=0.0)
 
         keys = jax.random.split(key_levels, len(path.times) - 1)
         trust, offset = jax.lax.map(level, (keys, variances[:-1], xs, scores))
@@ -193,6 +204,11 @@ class Path(eqx.Module):
 
     def prior(self, key: PRNGKeyArray, n: int) -> Array:
         return jnp.sqrt(self.prior_variance) * normal(key, self.target.space, (n,))
+
+
+def _finite(x: Float[Array, "n ..."]) -> Bool[Array, " n"]:
+    """Which points have finite coordinates, also when they are squared."""
+    return jnp.isfinite(jnp.sum(x.reshape(len(x), -1) ** 2, axis=1))
 
 
 def _moved(key, space: Space, swarm: Swarm, v, v_next, local_variance) -> tuple[Array, Array]:

@@ -161,7 +161,7 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
         x = made.x.reshape(islands * rows, *space.shape)
         calls = diffusion.anneal_calls(smc, islands * rows)
         weight = made.log_weight.ravel()
-        lost = int(jnp.sum(~jnp.isfinite(weight[:n])))
+        lost = int(jnp.sum(made.lost.ravel()[:n]))
         return Samples(
             x[:n], weight[:n], energy_calls=calls, bad=lost, island=number[:n],
             bad_calls=int(jnp.sum(made.bad)),
