@@ -22,8 +22,10 @@ from demx.targets.function import FunctionTarget
 from demx.targets.gaussian_mixture import GaussianMixture
 from demx.train import Progress
 from demx.types import Method, Samples
+from demx.watch import Watch
 
 CHAINS = 16
+WORSE = Watch(good=False)
 
 
 def stuck(n: int, key) -> Samples:
@@ -141,7 +143,14 @@ def test_one_chain_has_no_standard_errors():
     assert found.metrics["w2"].at_floor is None
     from demx.evaluate.verdict import sentences, word
 
-    assert word("w2", found.metrics["w2"]) == "" and sentences(found)
+    assert word("w2", found.metrics["w2"]) == ""
+    said, w2 = sentences(found), found.metrics["w2"]
+    assert "it cannot be said how far these are from floors: energy_mean" in said[1]
+    assert f"w2 {w2.value:.4g} (floor {w2.floor:.4g})" in said[1]
+    assert not any("no reference" in s or "No metric tells" in s for s in said)
+    # nor is there more to say where no metric has an error
+    alone = {name: found.metrics[name] for name in NAMES}
+    assert len(sentences(found._replace(metrics=alone))) == 2
 
 
 def test_nested_samples_are_worth_no_more_than_their_points(key):
@@ -230,6 +239,29 @@ def test_errors_of_resampled_swarms_are_their_spread(draw, seed):
     # a spread of 24 values is known to 1/√46 = 15 %, of which 4 are allowed; copies taken for
     # samples would give 0.3 and 0.1
     assert abs(np.log(ratio)) < np.log(1 + 4 * 0.15), ratio
+
+
+@pytest.mark.parametrize(
+    ("method", "ended", "progress", "said"),
+    [
+        ("hmc", "budget", Progress(), "Not one outer loop was done: the sampler is untrained."),
+        ("hmc", "budget", Progress(step=3, kept=3), "ended by its budget, after 3 of 9 outer"),
+        ("hmc", "interrupted", Progress(step=3), "Training was interrupted, after 3 of 9 outer"),
+        ("hmc", None, Progress(step=3), "Training had not ended, after 3 of 9 outer loops."),
+        ("hmc", "steps", Progress(step=9, kept=4, watch=WORSE), "The state of outer loop 4 was"),
+        ("hmc", "steps", Progress(step=9, kept=9), None),
+        ("hmc", "converged", Progress(step=3, kept=3), None),
+        ("rdmc", "budget", Progress(), None),
+    ],
+)
+def test_a_verdict_knows_how_training_went(method, ended, progress, said):
+    plain = sampler()
+    made = plain.method._replace(outer_steps=9)
+    about = plain.config | {"method": method}
+    fitted = Fitted(plain.target, made, 0, about, progress, ended=ended)
+    found = fitted.evaluate(100, repeats=1, likelihood="none")
+    notes = found.samples.notes
+    assert notes == () if said is None else len(notes) == 1 and said in found.verdict[0]
 
 
 def test_what_swarms_tell_is_added_up(key):

@@ -25,6 +25,7 @@ from demx.errors import UserError
 from demx.evaluate import reference as references
 from demx.evaluate.evidence import LogZ, log_z
 from demx.evaluate.reference import Reference
+from demx.methods import METHODS
 from demx.pace import watched
 from demx.resolve import reference_key, rows
 from demx.train import Progress
@@ -248,11 +249,27 @@ class Fitted:
                 island=None if drawn.island is None else np.asarray(drawn.island),
                 log_z=drawn.log_z,
             )
-            if worth is None:
-                return judged
-            # bad ones have weight 0, and were never drawn
-            found = judged.samples._replace(bad=judged.samples.bad + drawn.bad)
-            return judged._replace(samples=found).noted(drawn_by_weight(len(drawn.x), worth))
+            if worth is not None:
+                # bad ones have weight 0, and were never drawn
+                found = judged.samples._replace(bad=judged.samples.bad + drawn.bad)
+                judged = judged._replace(samples=found)
+                judged = judged.noted(drawn_by_weight(len(drawn.x), worth))
+            return judged.noted(*self._training())
+
+    def _training(self) -> Iterator[str]:
+        """What must be known of a training that did not simply end."""
+        p, done = self.progress, f"{self.progress.step} of {self.method.outer_steps} outer loops"
+        if p.step == 0:
+            if METHODS[self.config["method"]].trains:
+                yield "Not one outer loop was done: the sampler is untrained."
+        elif p.step < self.method.outer_steps and self.ended != "converged":
+            how = {"budget": "ended by its budget", "interrupted": "was interrupted"}
+            yield f"Training {how.get(self.ended, 'had not ended')}, after {done}."
+        if not p.watch.good:
+            yield (
+                f"The state of outer loop {p.kept} was kept, not that of the last, {p.step}: "
+                "samples had become clearly worse."
+            )
 
     def _mcmc_calls(self, calls: int, at_most: int, drawing: int) -> int:
         return calls or min(at_most, self.progress.energy_calls + drawing)

@@ -35,19 +35,32 @@ POOR = ("above", "off", "modes missing")
 def sentences(found: Evaluation) -> list[str]:
     """The verdict, most important first."""
     if not found.metrics:
-        return ["Too many samples are not finite: nothing can be said of the others."]
+        few = "Too many samples are not finite: nothing can be said of the others."
+        return [*found.notes, few]
     words = {name: word(name, metric) for name, metric in found.metrics.items()}
     good = [name for name, w in words.items() if w in GOOD]
     poor = [name for name, w in words.items() if w in POOR]
     said = [*found.notes]
-    if not good and not poor:
+    known = {
+        name: metric
+        for name, metric in found.metrics.items()
+        if metric.floor is not None and name not in UNJUDGED
+    }
+    unsure = [name for name, metric in known.items() if metric.gap is None]
+    if not known:
         said.append(
             "There is no reference for this target, so how close the samples are cannot be said; "
             "`demx reference` makes one."
         )
-    elif not poor:
+    elif unsure:
+        told = ", ".join(f"{name} {known[name].value:.4g} (floor {known[name].floor:.4g})"
+                         for name in unsure)  # fmt: skip
+        said.append(
+            f"Without a standard error it cannot be said how far these are from floors: {told}."
+        )
+    if good and not poor and not unsure:
         said.append(f"No metric tells these samples from perfect ones ({', '.join(good)}).")
-    else:
+    elif poor:
         worst = sorted(poor, key=lambda name: -abs(found.metrics[name].gap or 0.0))
         told = ", ".join(_how_far(name, found.metrics[name]) for name in worst)
         # of ten metrics, one is beyond two standard errors by chance every third time
@@ -57,8 +70,8 @@ def sentences(found: Evaluation) -> list[str]:
             if slight and "modes_hit" not in poor
             else f"These are not yet perfect samples: {told}."
         )
-        if good:
-            said.append(f"At the floor: {', '.join(good)}.")
+    if good and (poor or unsure):
+        said.append(f"At the floor: {', '.join(good)}.")
     said += _modes(found) + _weights(found)
     little = [name for name, w in words.items() if w == "says little"]
     if little:
