@@ -76,6 +76,17 @@ def test_a_sample_that_is_nan_does_not_stop_the_others(kind, key):
     assert moved.bad_calls == 2 + transitions and whole.bad_calls == 0
 
 
+@pytest.mark.parametrize("kind", ["mala", "hmc"])
+def test_copies_that_fill_a_chunk_are_not_counted(kind, key):
+    """65 samples are moved as 128, the others copies of the first 63, which are nan here."""
+    target = FunctionTarget(lambda x: 0.0 * jnp.sum(x), Euclidean(2))
+    x = normal(key, target.space, (65,)).at[:63].set(jnp.nan)
+    moved = metropolis(key, target, Samples(x), kind, 32)
+    # the energy is flat: the other two accept every move
+    assert moved.acceptance == pytest.approx(2 / 65, rel=1e-5)
+    assert moved.bad == 63 and moved.bad_calls == 63 * (32 if kind == "mala" else 4)
+
+
 def test_a_step_size_that_is_not_finite_is_refused(key):
     target = FunctionTarget(lambda x: 0.0 * jnp.sum(x), Euclidean(2))
     nothing = metropolis(key, target, Samples(jnp.full((8, 2), jnp.nan)), "hmc", 16)

@@ -21,7 +21,7 @@ PROBE = 256  # samples whose slopes tell a first step size
 
 
 @eqx.filter_jit
-def _move(key: PRNGKeyArray, target: Target, x: Array, moves: Moves):
+def _move(key: PRNGKeyArray, target: Target, x: Array, counted: Array, moves: Moves):
     space = target.space
     # one sample that is nan must not be the spread of all
     finite = jnp.all(jnp.isfinite(x.reshape(len(x), -1)), axis=1).astype(x.dtype)
@@ -30,7 +30,7 @@ def _move(key: PRNGKeyArray, target: Target, x: Array, moves: Moves):
     narrow = local_variance(evaluate(target, x[:PROBE]), space, widest)
     # what keeps the acceptance in many dimensions (Beskos et al., 2013)
     step_size = jnp.sqrt(narrow) * space.dof**-0.25
-    return moves(key, target, x, step_size), step_size
+    return moves(key, target, x, step_size, counted), step_size
 
 
 def metropolis(
@@ -50,7 +50,8 @@ def metropolis(
     # a number with many divisors, so that the points can be cut into chunks
     size = n if n <= 64 else 64 * -(-n // 64)
     x = drawn.x[np.arange(size) % n]
-    moved, step_size = home(_move(*everywhere((key, target, x)), moves))
+    counted = jnp.arange(size) < n
+    moved, step_size = home(_move(*everywhere((key, target, x, counted)), moves))
     if not np.isfinite(step_size):
         raise UserError(
             f"correct: expected samples whose spread tells a step size, got {step_size}: some are "

@@ -7,7 +7,7 @@ right for a small share of the energy calls that the regression spends.
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from demx.devices import chunk_rows, map_chunks
 from demx.methods.tempering import ACCEPTANCE, Ladder, Tempering
@@ -51,15 +51,25 @@ class Moves(eqx.Module):
                 f"{self.num_steps}, {self.num_leapfrog} and {self.step_size}"
             )
 
-    def __call__(self, key: PRNGKeyArray, target: Target, points: Array, step_size: Array) -> Moved:
-        """One ensemble a point, at β = 1 only; each chunk of the points adapts its steps."""
+    def __call__(
+        self,
+        key: PRNGKeyArray,
+        target: Target,
+        points: Array,
+        step_size: Array,
+        counted: Bool[Array, " n"] | None = None,
+    ) -> Moved:
+        """One ensemble a point, at β = 1 only; each chunk of the points adapts its steps.
+
+        counted: points that acceptance and bad proposals are told of; None: all.
+        """
         rows = chunk_rows(len(points), CHUNK)
 
         def some(tree, chunk):
             target, step_size = tree
-            key, points = chunk
+            key, points, counted = chunk
             acceptance = MALA if self.num_leapfrog == 1 else ACCEPTANCE
-            sampler = Tempering(target, self.num_leapfrog, acceptance)
+            sampler = Tempering(target, self.num_leapfrog, acceptance, counted)
             chains, ladder = sampler.init(points, 1), Ladder(jnp.ones(1), step_size[None])
             key_tune, key_run = jax.random.split(key)
             chains, tuned, moved = sampler.tune(key_tune, chains, ladder, self.num_steps)
@@ -80,16 +90,25 @@ class Moves(eqx.Module):
         chunks = (
             jax.random.split(key, len(points) // rows),
             points.reshape(-1, rows, *points.shape[1:]),
+            None if counted is None else counted.reshape(-1, rows),
         )
         moved = map_chunks(some, (target, step_size), chunks)
         return Moved(
             moved.points.reshape(points.shape),
             moved.log_density.ravel(),
             jnp.exp(jnp.mean(jnp.log(moved.step_size))),
-            jnp.mean(moved.acceptance),
+            _mean(moved.acceptance, chunks[2]),
             jnp.sum(moved.bad),
         )
 
     def calls(self, n: int) -> int:
         """Energy calls for n points."""
         return n * (1 + (self.num_steps + self.settled) * self.num_leapfrog)
+
+
+def _mean(values: Float[Array, " chunks"], counted: Bool[Array, "chunks rows"] | None) -> Array:
+    """The mean over chunks, each as much as it counts; one that does not may be nan."""
+    if counted is None:
+        return jnp.mean(values)
+    share = jnp.mean(counted.astype(values.dtype), axis=1)
+    return jnp.sum(jnp.where(share > 0, share * values, 0.0)) / jnp.sum(share)

@@ -15,7 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from demx.energy import evaluate, pointwise
 from demx.types import Target
@@ -51,10 +51,15 @@ class Moved(NamedTuple):
     rejection: Float[Array, "*C pairs"]
     bad: Int[Array, "*C R"]
 
-    def over(self, axis: int | tuple[int, ...]) -> "Moved":
-        """The same over all ensembles, or over many transitions."""
-        means = (jnp.mean(a, axis=axis) for a in self[:2])
-        return Moved(*means, jnp.sum(self.bad, axis=axis))
+    def over(
+        self, axis: int | tuple[int, ...], counted: Bool[Array, " C"] | None = None
+    ) -> "Moved":
+        """The same over all ensembles, or those that are counted, or over many transitions."""
+        where = None
+        if counted is not None:
+            where = counted.reshape((1,) * (self.bad.ndim - 2) + (-1, 1))
+        means = (jnp.mean(a, axis=axis, where=where) for a in self[:2])
+        return Moved(*means, jnp.sum(self.bad, axis=axis, where=where))
 
 
 def geometric_ladder(num_rungs: int, beta_min: float, step_size: float) -> Ladder:
@@ -66,12 +71,14 @@ def geometric_ladder(num_rungs: int, beta_min: float, step_size: float) -> Ladde
 class Tempering(eqx.Module):
     """The sampler. num_leapfrog: energy calls of one HMC move of one replica.
 
-    acceptance: what the step sizes are tuned to.
+    acceptance: what the step sizes are tuned to. counted: ensembles whose moves are told (nan
+    without any); None: all.
     """
 
     target: Target
     num_leapfrog: int = 8
     acceptance: float = ACCEPTANCE
+    counted: Bool[Array, " C"] | None = None
 
     def init(self, xs: Float[Array, "C ..."], num_rungs: int) -> Chains:
         """Every replica of ensemble c starts at xs[c]: C energy calls."""
@@ -162,7 +169,7 @@ class Tempering(eqx.Module):
     def transition(self, key: PRNGKeyArray, chains: Chains, ladder: Ladder) -> tuple[Chains, Moved]:
         """A move of every replica, then a trade."""
         chains, moved = self._transition(key, chains, ladder)
-        return chains, moved.over(0)
+        return chains, moved.over(0, self.counted)
 
     def _transition(self, key, chains: Chains, ladder: Ladder) -> tuple[Chains, Moved]:
         key_move, key_trade = jax.random.split(key)
@@ -198,8 +205,9 @@ class Tempering(eqx.Module):
         keys = jax.random.split(key, num_transitions)
         index = (begin + jnp.arange(num_transitions)).astype(ladder.beta.dtype)
         (chains, log_step), moved = jax.lax.scan(body, (chains, log_step), (keys, index))
-        half = jax.tree.map(lambda a: a[num_transitions // 2 :], moved).over((0, 1))
-        moved = half._replace(bad=jnp.sum(moved.bad, axis=(0, 1)))
+        half = jax.tree.map(lambda a: a[num_transitions // 2 :], moved)
+        bad = moved.over((0, 1), self.counted).bad
+        moved = half.over((0, 1), self.counted)._replace(bad=bad)
         return chains, Ladder(ladder.beta, jnp.exp(jnp.median(log_step, axis=0))), moved
 
     def run(
