@@ -72,7 +72,9 @@ def judge(
     found, notes = {}, []
     lost = int((~np.isfinite(log_weight)).sum())
     if lost:
-        notes.append(f"{lost} of {len(log_weight)} weights are 0: no finite density or energy.")
+        notes.append(
+            f"{lost} of {len(log_weight)} weights are 0: outside the support, or no number."
+        )
     if len(log_weight) - lost < FEWEST:
         notes.append(f"Fewer than {FEWEST} weights are left: nothing is said of them.")
     else:
