@@ -270,3 +270,12 @@ def test_a_run_without_any_usable_target_diverges():
             settings=settings()
             | {"precondition": {"sigma_data": 1e4}, "noise": {"sigma_max": 1e5}},
         )
+
+
+@pytest.mark.parametrize("radius, warned", [(3.0, True), (40.0, False)])
+def test_energies_without_a_number_are_warned_of(radius, warned, recwarn):
+    """Nan where training goes; or, forty times farther out than the mass, nearly nowhere."""
+    energy = lambda x: jnp.where(jnp.sum(x**2) < radius**2, jnp.sum(x**2), jnp.nan)  # noqa: E731
+    demx.fit(energy, dim=2, scale=1.0, progress=False, settings=settings())
+    told = [str(w.message) for w in recwarn if "not finite while training" in str(w.message)]
+    assert bool(told) == warned

@@ -29,6 +29,8 @@ from demx.train import Budget, Progress, parse_budget, train
 from demx.types import Method, Target
 from demx.watch import Stopping
 
+HARMLESS = 1e-3  # share of energies that are not finite
+
 __all__ = ["Fitted", "LogZ", "fit", "load", "log_z"]
 
 
@@ -105,17 +107,13 @@ def fit(
             stopping=Stopping(**config["stopping"]),
             energy=built if dear else Inside(),
         )
-    if line.bad:
-        outcome = "moves to them were refused, and every regression point could be used"
-        if line.unusable:
-            outcome = (
-                f"{line.unusable} regression points could not be used: the energy is not finite "
-                "where the sampler goes"
-            )
-        share = 100 * line.bad / max(1, trained.progress.energy_calls)
+    share = line.bad / max(1, trained.progress.energy_calls)
+    # a trajectory that is refused now and then is what Metropolis is for: progress counts it
+    if line.unusable or share > HARMLESS:
         warnings.warn(
-            f"{line.bad:,} energies or new samples ({share:.1g} % of the energy calls) were not "
-            f"finite while training; {outcome}",
+            f"{line.bad:,} energies or new samples ({100 * share:.2g} % of the energy calls) were "
+            f"not finite while training, and {line.unusable:,} regression points could not be "
+            "used: the energy is not finite where the sampler goes",
             stacklevel=2,
         )
     if trained.ended == "budget" and trained.progress.step == 0:
