@@ -252,8 +252,8 @@ def _check_level(sections: Config) -> None:
     if reads and sections["precondition"]["kind"] == "plain":
         raise UserError(
             f"network: {network['kind']} takes its level for log(σ/σ_d)/2, which precondition "
-            "plain does not give it; take precondition denoiser, or a network of kind lean, "
-            "directed or egnn with network.softness=0"
+            "plain does not give it; take precondition denoiser, or a network of kind egnn, or "
+            "lean or directed with network.softness=0"
         )
 
 
