@@ -10,6 +10,7 @@ from cases import TARGETS, networks, shaken
 from demx.energy import evaluate
 from demx.model import Denoiser, Pinned, Plain, ScoreModel, average
 from demx.networks import NETWORKS, pairs
+from demx.networks.directed import exchange
 from demx.noise import Geometric
 from demx.space import Euclidean, MeanFree, normal
 
@@ -140,30 +141,88 @@ def test_average_forgets_its_start_and_then_moves_slowly():
     assert float(average(old, new, 0.999, jnp.asarray(10**6))[0]) == pytest.approx(0.001, rel=1e-3)
 
 
+def close(naive, paired, *arguments):
+    """The same values, and the same slopes of a scalar made of them, in every argument."""
+    flat = lambda made: jnp.concatenate([a.ravel() for a in jax.tree.leaves(made)])  # noqa: E731
+    np.testing.assert_allclose(flat(paired(*arguments)), flat(naive(*arguments)), atol=1e-5)
+    for place in range(len(arguments)):
+        a, b = (
+            jax.grad(lambda *p, f=f: jnp.sum(jnp.sin(flat(f(*p)))), place)(*arguments)
+            for f in (naive, paired)
+        )
+        np.testing.assert_allclose(b, a, atol=1e-4, rtol=1e-4)
+
+
+def dense(x, weight):
+    """All ordered pairs: filters cos(r²) w, 0 on the diagonal, and x_ij."""
+    n, difference = x.shape[0], x[:, None] - x[None]
+    r2 = jnp.sum(difference**2, axis=-1, keepdims=True)
+    apart = (1 - jnp.eye(n))[..., None]
+    return apart * jnp.cos(r2) * weight[None, None], difference
+
+
+def once(x, weight):
+    """The same of every pair once."""
+    difference = pairs.differences(x)
+    r2 = jnp.sum(difference**2, axis=-1, keepdims=True)
+    share = pairs.shares(x.shape[0])[:, None, None]
+    return jnp.cos(r2) * weight[None, None] * share, difference
+
+
 @pytest.mark.parametrize("n", [2, 3, 4, 7, 8, 13])
 def test_every_pair_is_met_once(n, key):
-    """Messages and read-outs over cyclic offsets are those over all i ≠ j."""
-    keys = jax.random.split(key, 3)
-    x, v = jax.random.normal(keys[0], (n, 3)), jax.random.normal(keys[1], (n, 5))
-    weight = jax.random.normal(keys[2], (5,))
+    """Messages and read-outs over cyclic offsets are those over all i ≠ j, and so their slopes."""
+    keys = jax.random.split(key, 4)
+    x, weight = jax.random.normal(keys[0], (n, 3)), jax.random.normal(keys[1], (5,))
+    v, w = jax.random.normal(keys[2], (n, 5)), jax.random.normal(keys[3], (n, 5))
 
-    def naive(x, v):
-        r = jnp.sum((x[:, None] - x[None]) ** 2, axis=-1)
-        filters = jnp.cos(r)[..., None] * weight[None, None]
-        apart = (1 - jnp.eye(n))[..., None]
-        return jnp.sum(apart * filters * v[None], axis=1)
+    def naive_messages(x, weight, v):
+        return jnp.sum(dense(x, weight)[0] * v[None], axis=1)
 
-    def paired(x, v):
-        r = jnp.sum((x[None] - pairs.partners(x)) ** 2, axis=-1)
-        filters = jnp.cos(r)[..., None] * weight[None, None]
-        return pairs.messages(filters * pairs.shares(n)[:, None, None], v)
+    def paired_messages(x, weight, v):
+        return pairs.messages(once(x, weight)[0], v)
 
-    np.testing.assert_allclose(paired(x, v), naive(x, v), atol=1e-5)
-    for argument in (0, 1):
-        a, b = (
-            jax.grad(lambda *p, f=f: jnp.sum(f(*p) ** 2), argument)(x, v) for f in (naive, paired)
+    def naive_forces(x, weight, v, w):
+        filters, difference = dense(x, weight)
+        strength = jnp.sum(filters * v[:, None] * w[None], axis=-1, keepdims=True)
+        return jnp.sum(strength * difference, axis=1)
+
+    def paired_forces(x, weight, v, w):
+        filters, difference = once(x, weight)
+        return pairs.forces(filters, v, w, difference)
+
+    close(naive_messages, paired_messages, x, weight, v)
+    close(naive_forces, paired_forces, x, weight, v, w)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_features_pushes_and_vectors_are_exchanged_in_one_walk(n, key):
+    """m = Σ f a_j, w = Σ f' b_j x_ij + Σ f'' v_j, with f, f', f'' side by side."""
+    keys = jax.random.split(key, 5)
+    x, weight = jax.random.normal(keys[0], (n, 3)), jax.random.normal(keys[1], (4 + 2 + 2,))
+    a, b = jax.random.normal(keys[2], (n, 4)), jax.random.normal(keys[3], (n, 2))
+    v = jax.random.normal(keys[4], (n, 3, 2))
+
+    def naive(x, weight, a, b, v):
+        filters, difference = dense(x, weight)
+        said, push, passed = jnp.split(filters, [4, 6], axis=-1)
+        pushed = jnp.sum((push * b[None])[:, :, None] * difference[..., None], axis=1)
+        return jnp.sum(said * a[None], axis=1), pushed + jnp.sum(
+            passed[:, :, None] * v[None], axis=1
         )
-        np.testing.assert_allclose(b, a, atol=1e-3, rtol=1e-4)
-    sent = jax.random.normal(keys[2], (n // 2, n, 2))
-    got = jax.vjp(pairs.partners, jnp.zeros((n, 2)))[1](sent)[0]
-    np.testing.assert_allclose(pairs.collected(sent), got, atol=1e-5)
+
+    def paired(x, weight, a, b, v):
+        return pairs.gathered(exchange, once(x, weight), (a, b, v))
+
+    close(naive, paired, x, weight, a, b, v)
+
+
+def test_slopes_of_the_radial_basis(key):
+    """By hand, against those of the same exponentials by autodiff."""
+    u = jax.random.uniform(key, (3, 7))
+
+    def plain(u):
+        centres = jnp.linspace(0.0, 1.0, 6)[None, None]
+        return jnp.exp(-0.5 * ((u[..., None] - centres) * 6) ** 2)
+
+    close(plain, lambda u: pairs._gaussians(u, 6), u)

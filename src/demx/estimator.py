@@ -66,7 +66,8 @@ class _Sums(NamedTuple):
 def _stream(noise, target, sigma, x, quantity, shift_of) -> _Sums:
     """Sums over all samples, block by block; `quantity(score, ε) -> f` says what is averaged."""
     count = noise.shape[-1]
-    block = max(1, min(count, BLOCK // max(1, x.size)))
+    most = max(1, BLOCK // max(1, x.size))
+    block = -(-count // -(-count // most))  # as few blocks as there must be, of equal size
     num_blocks, rest = divmod(count, block)
 
     def block_sums(epsilon: Array) -> _Sums:

@@ -70,10 +70,9 @@ def plain_estimate(target: Target, batch: int, num_samples: int) -> Run:
 
 
 def _settings(name: str, changes: dict[str, Any], network: dict[str, Any] | None):
-    target, full = resolve.resolve(name, settings=changes)
-    if network is not None:
-        full["network"] = network
-    return target, full
+    """The preset with changes; another network comes with its own defaults."""
+    other = {} if network is None else {"network": network}
+    return resolve.resolve(name, settings=changes | other)
 
 
 def network_gradient(name: str, batch: int, network: dict[str, Any] | None = None) -> Run:
@@ -101,11 +100,13 @@ def inner_step(
     name: str, batch: int, num_samples: int, network: dict[str, Any] | None = None
 ) -> tuple[Run, int]:
     """A few whole inner steps (noise, estimate, gradient, update); and how many they are."""
-    inner = 3
+    inner = 10
+    sizes = {"batch_size": batch, "inner_steps": inner, "new_samples": 2}
     changes = {
-        "walk": None,  # what is timed is the paper's step, S_K with K samples
+        # what is timed is the paper's step: S_K with K samples, Adam
+        "walk": None,
         "draws": {"num_samples": num_samples},
-        "training": {"batch_size": batch, "inner_steps": inner, "new_samples": 2},
+        "training": sizes | {"optimiser": "adam"},
         "grid": {"num_steps": 1},
     }
     target, full = _settings(name, changes, network)

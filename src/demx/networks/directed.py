@@ -15,15 +15,25 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from demx.networks.embedding import Species, linear, sinusoidal, species
-from demx.networks.pairs import collected, forces, messages, partners, radial_basis, softened
+from demx.networks.pairs import forces, gathered, radial_basis, softened
 from demx.space import MeanFree, Space
 
 
-def pushes(filters: Array, value: Array, unit: Array) -> Float[Array, "n dim V"]:
-    """Σ_j f_ij ⊙ a_j r̂_ij, r̂_ij = -r̂_ji: what every pair does to both of its particles."""
-    forth = (filters * partners(value))[:, :, None] * unit[..., None]
-    back = (filters * value[None])[:, :, None] * unit[..., None]
-    return jnp.sum(forth, axis=0) - collected(back)
+def first_exchange(pair, here, there):
+    """f_ij ⊙ a_j, and f'_ij ⊙ b_j r̂_ij, r̂_ij = -r̂_ji: what a pair says to both its particles."""
+    (filters, unit), (a, b), (c, d) = pair, here, there
+    said, push = filters[:, : a.shape[1]], filters[:, a.shape[1] :]
+    along = unit[:, :, None]
+    return (said * c, (push * d)[:, None] * along), (said * a, -(push * b)[:, None] * along)
+
+
+def exchange(pair, here, there):
+    """The same, and f''_ij ⊙ v_j."""
+    (filters, unit), (*own, v), (*other, w) = pair, here, there
+    vectors = v.shape[2]
+    (m, p), (n, q) = first_exchange((filters[:, :-vectors], unit), own, other)
+    passed = filters[:, None, -vectors:]
+    return (m, p + passed * w), (n, q + passed * v)
 
 
 class Layer(eqx.Module):
@@ -41,11 +51,15 @@ class Layer(eqx.Module):
     def __call__(
         self, h: Array, v: Array | None, basis: Array, unit: Array, level: Array
     ) -> tuple[Array, Array]:
-        message = messages(basis @ self.filter, linear(self.value, h))
-        w = pushes(basis @ self.push_filter, linear(self.push_value, h), unit)
-        if v is not None:
-            filters = (basis @ self.pass_filter)[:, :, None]
-            w = w + jnp.sum(filters * partners(v), axis=0) + collected(filters * v[None])
+        nodes = (linear(self.value, h), linear(self.push_value, h))
+        weights = [self.filter, self.push_filter]
+        # one walk over the pairs for all that is said
+        if v is None:
+            pairs = basis @ jnp.concatenate(weights, axis=1), unit
+            message, w = gathered(first_exchange, pairs, nodes)
+        else:
+            pairs = basis @ jnp.concatenate([*weights, self.pass_filter], axis=1), unit
+            message, w = gathered(exchange, pairs, (*nodes, v))
         length = jnp.sqrt(jnp.sum(w**2, axis=1) + 1e-6)
         inner = linear(self.update_in, jnp.concatenate([h, message, length], axis=-1))
         scale, shift = jnp.split(self.film(level), 2)

@@ -4,10 +4,16 @@ Arrays over pairs have the shape (P, n, …). If n is even the pairs of the last
 and count half (`shares`). Only whole rows are moved: no gather and no scatter of single pairs.
 """
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+
+Exchange = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 def shares(n: int) -> Float[Array, " P"]:
@@ -16,25 +22,127 @@ def shares(n: int) -> Float[Array, " P"]:
     return jnp.asarray(np.where((np.arange(1, count + 1) * 2) == n, 0.5, 1.0), float)
 
 
-def partners(v: Float[Array, "n ..."]) -> Float[Array, "P n ..."]:
-    """v_{i+k}: rows of n + 1 cut from v repeated, so that each begins one particle later."""
-    n, rest = v.shape[0], v.shape[1:]
-    count = n // 2
-    turns = -(-(count + 1) * (n + 1) // n)
-    repeated = jnp.tile(v, (turns, *(1,) * len(rest)))
-    rows = repeated[n + 1 : (n + 1) * (count + 1)].reshape(count, n + 1, *rest)
-    return rows[:, :n]
+def _later(nodes: Any, offset: Array) -> Any:
+    """Row i + offset of nodes that stand twice in a row, (2n, …)."""
+    count = jax.tree.leaves(nodes)[0].shape[0] // 2
+    return jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, offset, count), nodes)
 
 
-def collected(g: Float[Array, "P n ..."]) -> Float[Array, "n ..."]:
-    """Σ_k g_{k, j-k}: what every pair sends to its second particle; the transpose of `partners`."""
-    count, n, *rest = g.shape
-    twice = jnp.concatenate([g, g], axis=1).reshape(count * 2 * n, *rest)
-    # rows of 2n - 1: each begins one particle earlier
-    end = n - 1 + count * (2 * n - 1)
-    zeros = jnp.zeros((max(0, end - count * 2 * n), *rest), g.dtype)
-    rows = jnp.concatenate([twice, zeros])[n - 1 : end].reshape(count, 2 * n - 1, *rest)
-    return jnp.sum(rows[:, :n], axis=0)
+def _twice(nodes: Any) -> Any:
+    return jax.tree.map(lambda a: jnp.concatenate([a, a]), nodes)
+
+
+def _folded(here: Any, twice: Any) -> Any:
+    """What was sent to particle i, and to the particles i and n + i of two turns."""
+    return jax.tree.map(lambda a, b: a + b[: len(a)] + b[len(a) :], here, twice)
+
+
+def _sent(twice: Any, offset: Array, what: Any) -> Any:
+    """twice[i + offset] += what[i], in place."""
+
+    def add(a, b):
+        moved = jax.lax.dynamic_slice_in_dim(a, offset, len(b)) + b
+        return jax.lax.dynamic_update_slice_in_dim(a, moved, offset, axis=0)
+
+    return jax.tree.map(add, twice, what)
+
+
+def _zeros(shapes: Any, rows: int | None = None) -> Any:
+    def zero(s):
+        return jnp.zeros(s.shape if rows is None else (rows, *s.shape[1:]), s.dtype)
+
+    return jax.tree.map(zero, shapes)
+
+
+def _first(pairs: Any, offset: Array) -> Any:
+    at = lambda a: jax.lax.dynamic_index_in_dim(a, offset - 1, keepdims=False)  # noqa: E731
+    return jax.tree.map(at, pairs)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def gathered(exchange: Exchange, pairs: Any, nodes: Any) -> Any:
+    """Σ over all pairs of what `exchange(pair, at_i, at_j) -> (to_i, to_j)` sends to each end.
+
+    pairs: a tree of (P, n, …), nodes: of (n, …); exchange gets those of n pairs of one offset at
+    a time, and works elementwise in them. What it sends is never kept: offset by offset it is
+    added to sums of n rows, which stay in the first-level cache, and so are the cotangents.
+    """
+    count, twice = jax.tree.leaves(pairs)[0].shape[0], _twice(nodes)
+    shapes, _ = jax.eval_shape(exchange, _first(pairs, jnp.ones((), int)), nodes, nodes)
+
+    def add(offset, sums):
+        here, there = sums
+        to_first, to_second = exchange(_first(pairs, offset), nodes, _later(twice, offset))
+        return jax.tree.map(jnp.add, here, to_first), _sent(there, offset, to_second)
+
+    n = jax.tree.leaves(nodes)[0].shape[0]
+    start = _zeros(shapes), _zeros(shapes, 2 * n)
+    return _folded(*jax.lax.fori_loop(1, count + 1, add, start))
+
+
+def _gathered_forward(exchange, pairs, nodes):
+    return gathered(exchange, pairs, nodes), (pairs, nodes)
+
+
+def _gathered_backward(exchange, kept, cotangent):
+    """The same walk over the offsets, with the transpose of `exchange` at each."""
+    pairs, nodes = kept
+    count, twice, cotangents = jax.tree.leaves(pairs)[0].shape[0], _twice(nodes), _twice(cotangent)
+
+    def add(offset, sums):
+        slopes, here, there = sums
+        given = _first(pairs, offset), nodes, _later(twice, offset)
+        _, pull = jax.vjp(exchange, *given)
+        slope, to_first, to_second = pull((cotangent, _later(cotangents, offset)))
+        put = lambda a, b: jax.lax.dynamic_update_index_in_dim(a, b, offset - 1, 0)  # noqa: E731
+        here = jax.tree.map(jnp.add, here, to_first)
+        return jax.tree.map(put, slopes, slope), here, _sent(there, offset, to_second)
+
+    n = jax.tree.leaves(nodes)[0].shape[0]
+    start = _zeros(pairs), _zeros(nodes), _zeros(nodes, 2 * n)
+    slopes, here, there = jax.lax.fori_loop(1, count + 1, add, start)
+    return slopes, _folded(here, there)
+
+
+gathered.defvjp(_gathered_forward, _gathered_backward)
+
+
+def differences(x: Float[Array, "n dim"]) -> Float[Array, "P n dim"]:
+    """x_i - x_{i+k}: rows of n + 1 cut from x repeated, so that each begins one particle later."""
+    n, count = x.shape[0], x.shape[0] // 2
+    repeated = jnp.tile(x, (-(-(count + 1) * (n + 1) // n), 1))
+    rows = repeated[n + 1 : (n + 1) * (count + 1)].reshape(count, n + 1, -1)
+    return x[None] - rows[:, :n]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _gaussians(u: Float[Array, "P n"], count: int) -> Float[Array, "P n R"]:
+    """exp(-½ R² (u - c)²) for R centres c between 0 and 1."""
+    centres = jnp.linspace(0.0, 1.0, count, dtype=u.dtype)
+    return jnp.exp(-0.5 * ((u[..., None] - centres[None, None]) * count) ** 2)
+
+
+def _gaussians_forward(u, count):
+    made = _gaussians(u, count)
+    return made, (u, made)
+
+
+def _gaussians_backward(count, kept, slope):
+    u, made = kept
+    centres = jnp.linspace(0.0, 1.0, count, dtype=u.dtype)
+
+    # offset by offset: in one piece XLA fuses it with the products of matrices that the slope
+    # is made by, and is then eight times as slow at those
+    def back(k, out):
+        at = lambda a: jax.lax.dynamic_index_in_dim(a, k, keepdims=False)  # noqa: E731
+        terms = at(slope) * at(made) * (at(u)[:, None] - centres[None])
+        row = -float(count**2) * jnp.sum(terms, axis=-1)
+        return jax.lax.dynamic_update_index_in_dim(out, row, k, 0)
+
+    return (jax.lax.fori_loop(0, u.shape[0], back, jnp.zeros_like(u)),)
+
+
+_gaussians.defvjp(_gaussians_forward, _gaussians_backward)
 
 
 def radial_basis(
@@ -45,13 +153,12 @@ def radial_basis(
     r² = |x_ij|² + softening² + 10⁻⁶: as smooth where particles meet as the density is. The last
     term keeps the gradient finite without a softening.
     """
-    difference = x[None] - partners(x)
+    difference = differences(x)
     r = jnp.sqrt(jnp.sum(difference**2, axis=-1) + softening**2 + 1e-6)
     # u in [0, 1) compresses long distances: resolution where the forces are
     u = r / (r + 0.5 * reach)
-    centres = jnp.linspace(0.0, 1.0, count, dtype=x.dtype)
-    gauss = jnp.exp(-0.5 * ((u[..., None] - centres[None, None]) * count) ** 2)
-    return gauss * shares(x.shape[0])[:, None, None], difference / r[..., None]
+    basis = _gaussians(u, count) * shares(x.shape[0])[:, None, None]
+    return basis, difference / r[..., None]
 
 
 def softened(level: Float[Array, ""], softness: float) -> Float[Array, ""]:
@@ -64,6 +171,22 @@ def softened(level: Float[Array, ""], softness: float) -> Float[Array, ""]:
     return softness * ratio * jax.lax.rsqrt(1 + ratio**2)
 
 
+def _message(filters, v, w):
+    return filters * w, filters * v
+
+
+def messages(filters: Float[Array, "P n ..."], v: Float[Array, "n ..."]) -> Float[Array, "n ..."]:
+    """m_i = Σ_{j≠i} f_ij ⊙ v_j, f_ij = f_ji."""
+    return gathered(_message, filters, v)
+
+
+def _force(pair, here, there):
+    (filters, unit), (a, b), (c, d) = pair, here, there
+    forth = jnp.sum(filters * a * d, axis=-1, keepdims=True)
+    back = jnp.sum(filters * c * b, axis=-1, keepdims=True)
+    return forth * unit, -back * unit
+
+
 def forces(
     filters: Float[Array, "P n C"],
     a: Float[Array, "n C"],
@@ -71,29 +194,4 @@ def forces(
     unit: Float[Array, "P n dim"],
 ) -> Float[Array, "n dim"]:
     """Σ_j r̂_ij Σ_c f_ijc a_ic b_jc, f_ij = f_ji: of every pair, on both of its particles."""
-    # what the second particle of a pair does to the first, and the first to the second
-    forth = jnp.sum(filters * a[None] * partners(b), axis=-1, keepdims=True)
-    back = jnp.sum(filters * partners(a) * b[None], axis=-1, keepdims=True)
-    return jnp.sum(forth * unit, axis=0) - collected(back * unit)
-
-
-@jax.custom_vjp
-def messages(filters: Float[Array, "P n C"], v: Float[Array, "n C"]) -> Float[Array, "n C"]:
-    """m_i = Σ_{j≠i} f_ij ⊙ v_j, f_ij = f_ji.
-
-    Symmetric in the particles, so its own transpose: the cotangent of v is messages(f, ṁ).
-    """
-    return jnp.sum(filters * partners(v), axis=0) + collected(filters * v[None])
-
-
-def _forward(filters, v):
-    return messages(filters, v), (filters, v)
-
-
-def _backward(kept, cotangent):
-    filters, v = kept
-    slope = cotangent[None] * partners(v) + v[None] * partners(cotangent)
-    return slope, messages(filters, cotangent)
-
-
-messages.defvjp(_forward, _backward)
+    return gathered(_force, (filters, unit), (a, b))

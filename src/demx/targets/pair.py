@@ -63,20 +63,23 @@ class PairPotential(eqx.Module):
         doubled = jnp.concatenate([xs, xs])
 
         def add_offset(offset, carry):
-            energy, gradient = carry
+            energies, gradient = carry
             difference = xs - jax.lax.dynamic_slice_in_dim(doubled, offset, n)
-            value, slope = self._phi_and_slope(jnp.sum(difference**2, axis=1))
+            # a sum of slices, not of an axis: XLA then makes one loop of it, and of what follows
+            r2 = sum(difference[:, i] ** 2 for i in range(xs.shape[1]))
+            value, slope = self._phi_and_slope(r2)
             # for even n the offset n/2 meets every pair twice
             share = jnp.where(2 * offset == n, 0.5, 1.0).astype(xs.dtype)
             force = (2 * share * slope)[:, None] * difference
             gradient = gradient.at[:n].add(force)
             there = jax.lax.dynamic_slice_in_dim(gradient, offset, n) - force
             gradient = jax.lax.dynamic_update_slice_in_dim(gradient, there, offset, axis=0)
-            return energy + share * jnp.sum(value, axis=0), gradient
+            return energies + share * value, gradient
 
-        start = (jnp.zeros(xs.shape[2:], xs.dtype), jnp.zeros_like(doubled))
-        energy, gradient = jax.lax.fori_loop(1, n // 2 + 1, add_offset, start)
+        start = (jnp.zeros_like(xs[:, 0]), jnp.zeros_like(doubled))
+        energies, gradient = jax.lax.fori_loop(1, n // 2 + 1, add_offset, start)
         centred = self.space.project_columns(xs)
-        energy = energy + 0.5 * self.trap * jnp.sum(centred**2, axis=(0, 1))
+        trapped = 0.5 * self.trap * jnp.sum(centred**2, axis=1)
+        energy = jnp.sum(energies + trapped, axis=0)
         gradient = gradient[:n] + gradient[n:] + self.trap * centred
         return energy / -self.temperature, gradient / -self.temperature
