@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from demx.methods.soap import EVERY, MEAN, SQUARE, soap
 from demx.methods.training import Training
@@ -94,3 +95,22 @@ def test_quick_where_directions_are_unequal(key):
 def test_an_unknown_optimiser():
     with pytest.raises(ValueError, match="expected 'adam' or 'soap', got 'sgd'"):
         Training(optimiser="sgd")
+
+
+def matrices_of(jaxpr):
+    """Ranks of what is decomposed, in a program and in the programs inside it."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in ("eigh", "geqrf", "householder_product", "qr"):
+            yield equation.invars[0].aval.ndim
+        for inner in jaxprs_in_params(equation.params):
+            yield from matrices_of(inner)
+
+
+def test_matrices_are_decomposed_one_at_a_time():
+    """A batch is shared out over threads, which on several devices may all wait for each other."""
+    optimiser = soap(constant(0.1), arrays_of)
+    state = optimiser.init(jnp.zeros(32))
+    with jax.numpy_dtype_promotion("standard"):
+        made = jax.make_jaxpr(optimiser.update)(jnp.zeros(32), state, jnp.zeros(32))
+    ranks = list(matrices_of(made.jaxpr))
+    assert len(ranks) >= 4 and set(ranks) == {2}

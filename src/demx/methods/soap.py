@@ -97,9 +97,18 @@ def _swap(a: Array) -> Array:
     return jnp.swapaxes(a, -1, -2)
 
 
+def _one_by_one(decompose: Callable[[Array], Array], stack: Float[Array, "k m m"]) -> Array:
+    """decompose(matrix) for each of a stack.
+
+    Not all at once: LAPACK shares a batch out over XLA's threads and waits for them. On several
+    devices every thread may come to wait like that, and none is left to do the work.
+    """
+    return jax.lax.map(decompose, stack)
+
+
 def _started(side: Side) -> tuple[Side, Int[Array, "k m"]]:
     """The eigenvectors of the first averages, largest first; the columns as they were."""
-    basis = jnp.linalg.eigh(side.average)[1][..., ::-1]
+    basis = _one_by_one(lambda a: jnp.linalg.eigh(a)[1][:, ::-1], side.average)
     order = jnp.broadcast_to(jnp.arange(basis.shape[-1]), basis.shape[:-1])
     return side._replace(basis=basis), order
 
@@ -109,7 +118,7 @@ def _turned(side: Side) -> tuple[Side, Int[Array, "k m"]]:
     average, basis = side
     order = jnp.argsort(-jnp.sum(basis * (average @ basis), axis=-2), axis=-1)
     in_order = jnp.take_along_axis(basis, order[:, None, :], axis=-1)
-    return Side(average, jnp.linalg.qr(average @ in_order)[0]), order
+    return Side(average, _one_by_one(lambda a: jnp.linalg.qr(a)[0], average @ in_order)), order
 
 
 def _with_bases(change, stack: Stack) -> Stack:
