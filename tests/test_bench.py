@@ -4,6 +4,7 @@ import json
 import stat
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -45,6 +46,16 @@ def test_the_estimates_that_are_timed_are_of_the_smoothed_score():
         parts.plain_estimate(*settings),
     ):
         assert np.abs(np.asarray(made()).reshape(4, 2) - exact).max() < 0.012
+
+
+@pytest.mark.parametrize("network", [None, {"kind": "lean"}, {"kind": "egnn"}])
+def test_a_preset_with_another_network_is_timed(network):
+    """Settings of the preset's network do not come along: the other has defaults of its own."""
+    gradient = parts.network_gradient("dw4", 4, network)()
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(gradient))
+    run, count = parts.inner_step("dw4", 4, 8, network)
+    state, _ = run()
+    assert int(state.step) == count
 
 
 def test_a_measurement_in_a_process_of_its_own():

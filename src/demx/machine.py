@@ -1,5 +1,6 @@
 """What demx finds on a machine: a place for what it can make again, and processor cores."""
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -24,6 +25,29 @@ def cores() -> int:
     except (OSError, ValueError):
         pass  # no container, or one without a quota ("max")
     return count
+
+
+def return_memory() -> None:
+    """From now on what compiling a program has freed goes back to the system (glibc only).
+
+    The compiler's threads would otherwise keep it, each in a heap of its own that stays as large
+    as it ever was: half the peak of a training.
+    """
+    import jax.monitoring
+
+    try:
+        libc = ctypes.CDLL(None)
+        arena_max = -8  # glibc's number of this setting
+        libc.mallopt(arena_max, 1)
+        trim = libc.malloc_trim
+    except (OSError, AttributeError, TypeError):
+        return  # another C library
+
+    def compiled(event: str, seconds: float, **_) -> None:
+        if event.endswith("backend_compile_duration") and seconds > 0.5:
+            trim(0)
+
+    jax.monitoring.register_event_duration_secs_listener(compiled)
 
 
 def prepare_jax() -> None:

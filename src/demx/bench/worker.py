@@ -30,7 +30,7 @@ def _run_jax(task: dict[str, Any]):
     elif part == "inner_step":
         run, divide = parts.inner_step(task["target"], batch, num_samples, task.get("network"))
     else:
-        run = parts.sampling(task["target"], batch)
+        run = parts.sampling(task["target"], batch, task.get("steps"))
     return (lambda: jax.block_until_ready(run())), divide
 
 
@@ -54,6 +54,8 @@ def _run_torch(task: dict[str, Any]):
 def main() -> None:
     """Run the task of the command line."""
     task = json.loads(sys.argv[1])
+    if "cores" in task and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: task["cores"]])
     run, divide = (_run_torch if task.get("torch") else _run_jax)(task)
     run()
     seconds = []

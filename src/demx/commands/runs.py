@@ -60,8 +60,9 @@ def fit(
         checkpoint_seconds: how much work a kill may cost.
         quiet: no progress.
     """
-    from demx import api, config, source
+    from demx import api, config, machine, source
 
+    machine.return_memory()
     directory = directory or f"runs/{source.slug(target)}-{method}-seed{seed}"
     if not quiet:
         introduce(target)

@@ -106,10 +106,11 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
             contents = engine.buffer.add(contents, points, log_density)
         return engine.init(model, contents)
 
-    compiled = eqx.filter_jit(engine.step)
+    fill, descend = eqx.filter_jit(engine.fill), eqx.filter_jit(engine.descend)
 
     def step(key: PRNGKeyArray, state: State) -> tuple[State, Info]:
-        return compiled(*everywhere((key, state)))
+        key_fill, key_inner, state = everywhere((*jax.random.split(key), state))
+        return descend(key_inner, state, fill(key_fill, state))
 
     @eqx.filter_jit
     def draw(key: PRNGKeyArray, model: ScoreModel, n: int) -> Array:

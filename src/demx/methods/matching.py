@@ -1,8 +1,8 @@
 """The matching engine: an outer loop fills a buffer, an inner loop regresses (algorithm 1).
 
 `collect(key, model)` gives the points that the outer loop puts into the buffer; it is all that
-iDEM and pDEM differ in. One `step` is one outer loop, a single compiled function whose inner loop
-is one scan.
+iDEM and pDEM differ in. One outer loop is `fill` and `descend`, two compiled functions: as one
+program they take half as much memory again to compile. The inner loop is one scan.
 """
 
 from collections.abc import Callable
@@ -205,7 +205,7 @@ class Matching(eqx.Module):
             squared = jnp.sum(error**2, axis=tuple(range(1, error.ndim)))
             return jnp.sum(batch.weight * squared)
 
-        def descend(flat, batch: Regression) -> tuple[Array, Seen]:
+        def slopes(flat, batch: Regression) -> tuple[Array, Seen]:
             value, slope = jax.value_and_grad(loss)(flat, batch)
             usable, estimate = batch.weight > 0, batch.estimate
             return slope, Seen(
@@ -218,14 +218,14 @@ class Matching(eqx.Module):
 
         if self.walk is None:
             pool = self.draws.pool(key_pool, self.target.space)
-            one = lambda tree, chunk: descend(tree[0], regress(tree[1:], chunk))  # noqa: E731
+            one = lambda tree, chunk: slopes(tree[0], regress(tree[1:], chunk))  # noqa: E731
             slope, seen = sum_chunks(one, (flat, pool, walk_step), chunks(rows))
         else:
             # a walk is one point after the other: it wants many side by side, not few in cache
             wide = chunk_rows(size, WALKERS)
             batch = map_chunks(regress, (None, walk_step), chunks(wide))
             batch = jax.tree.map(lambda a: split(a.reshape(size, *a.shape[2:]), rows), batch)
-            slope, seen = sum_chunks(descend, flat, batch)
+            slope, seen = sum_chunks(slopes, flat, batch)
         # over the usable points; without any it is nan and the update is not made
         usable = seen.usable.astype(seen.loss.dtype)
         share = 1 / (self.target.space.dof * jnp.where(usable > 0, usable, jnp.nan))
@@ -233,9 +233,8 @@ class Matching(eqx.Module):
             loss=share * seen.loss, ess=seen.ess / usable, clipped=seen.clipped / size
         )
 
-    def step(self, key: PRNGKeyArray, state: State) -> tuple[State, Info]:
-        key_fill, key_inner = jax.random.split(key)
-        filled = self.fill(key_fill, state)
+    def descend(self, key: PRNGKeyArray, state: State, filled: Filled) -> tuple[State, Info]:
+        """The inner loop on a buffer that was filled."""
         contents = filled.contents
         flat, model_of = flatten(state.model)
         optimiser = self.training.transformation(model_of)
@@ -258,7 +257,7 @@ class Matching(eqx.Module):
 
         steps = self.training.inner_steps
         start = (flat, mean, state.optimiser, state.step, state.walk_step)
-        end, (seen, norm, made) = jax.lax.scan(inner, start, jax.random.split(key_inner, steps))
+        end, (seen, norm, made) = jax.lax.scan(inner, start, jax.random.split(key, steps))
         flat, mean, opt_state, count, walk_step = end
         finite_loss = jnp.isfinite(seen.loss)
         info = Info(

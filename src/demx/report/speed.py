@@ -14,9 +14,12 @@ COLUMNS = (
     ("egnn_over_network", "EGNN/ours"),
     ("step", "step s"),
     ("one_device_over_step", "1 device/all"),
+    ("one_core_over_step", "1 core/all"),
     ("torch_over_step", "torch/ours"),
     ("sample_1000", "1000 samples s"),
     ("torch_over_sample", "torch/ours"),
+    ("sample_100_steps", "the same, 100 steps s"),
+    ("torch_over_100_steps", "torch/ours"),
     ("step_gigabytes", "step GB"),
     ("torch_step_gigabytes", "torch GB"),
 )
