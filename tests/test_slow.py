@@ -1,6 +1,7 @@
 """Whole trainings against their bars; run by make test-slow."""
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -60,3 +61,17 @@ print(float(info.loss), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     print(f"{kilobytes / 2**20:.2f} GB")
     assert kilobytes < 1.5 * 2**20
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >= kilobytes * 0.5
+
+
+@pytest.mark.parametrize("target", ["gmm40", "dw4", "lj13", "lj55", "many_well"])
+def test_memory_of_a_training(tmp_path, target):
+    """The command with the preset, nothing compiled before: the largest resident size, in all."""
+    short = ["--set", "training.outer_steps=2", "--set", "training.inner_steps=3"]
+    command = [sys.executable, "-m", "demx", "fit", target, "--directory", str(tmp_path / "run")]
+    environment = os.environ | {"DEMX_CACHE": str(tmp_path / "cache")}
+    child = subprocess.Popen([*command, *short, "--quiet"], env=environment)
+    _, child.returncode, used = os.wait4(child.pid, 0)
+    assert child.returncode == 0
+    gigabytes = used.ru_maxrss / 2**20
+    print(f"{target}: peak {gigabytes:.2f} GB")
+    assert gigabytes < 1.5
