@@ -31,7 +31,7 @@ def return_memory() -> None:
     """From now on what compiling a program has freed goes back to the system (glibc only).
 
     The compiler's threads would otherwise keep it, each in a heap of its own that stays as large
-    as it ever was: half the peak of a training.
+    as it ever was.
     """
     import jax.monitoring
 

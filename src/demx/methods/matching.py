@@ -1,8 +1,8 @@
 """The matching engine: an outer loop fills a buffer, an inner loop regresses (algorithm 1).
 
 `collect(key, model)` gives the points that the outer loop puts into the buffer; it is all that
-iDEM and pDEM differ in. One outer loop is `fill` and `descend`, two compiled functions: as one
-program they take half as much memory again to compile. The inner loop is one scan.
+iDEM and pDEM differ in. One outer loop is `fill` and `descend`, two compiled functions: what
+compiling the first took can be given back before the second. The inner loop is one scan.
 """
 
 from collections.abc import Callable

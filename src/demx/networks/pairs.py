@@ -132,7 +132,7 @@ def _gaussians_backward(count, kept, slope):
     centres = jnp.linspace(0.0, 1.0, count, dtype=u.dtype)
 
     # offset by offset: in one piece XLA fuses it with the products of matrices that the slope
-    # is made by, and is then eight times as slow at those
+    # is made by, and is then much slower at those
     def back(k, out):
         at = lambda a: jax.lax.dynamic_index_in_dim(a, k, keepdims=False)  # noqa: E731
         terms = at(slope) * at(made) * (at(u)[:, None] - centres[None])
