@@ -1,8 +1,10 @@
-"""How many steps of the reverse SDE are enough: few posterior steps against 1000 Euler steps.
+"""How many evaluations of the score are enough: few by good rules against 1000 Euler steps.
 
     python benchmarks/steps.py                       the exact score of gmm40
     python benchmarks/steps.py --run RUN -n 1000     a trained run (lj13)
-    python benchmarks/steps.py --run RUN --steps 100 200 --local-variance 0 0.0059 --no-euler
+    python benchmarks/steps.py --run RUN --evaluations 100 200 --local-variance 0 0.0059 --no-euler
+
+Each line says how many evaluations of the score a sample takes: a midpoint step takes two.
 
 A run is judged by its validation set: grids are chosen here. Prints each metric with its
 standard error over blocks, beside the floor (half of the set against the other). Seed 0.
@@ -21,7 +23,7 @@ from demx.devices import chunk_rows, everywhere, map_chunks
 from demx.evaluate import metrics
 from demx.evaluate.evaluation import batched_energies
 from demx.noise import Geometric
-from demx.sde import Euler, Grid, Posterior, reverse
+from demx.sde import Euler, Grid, Midpoint, Posterior, reverse
 from demx.space import normal
 from demx.targets.gaussian_mixture import gmm40
 
@@ -29,9 +31,11 @@ BLOCKS = 5
 
 
 def ways(sigma_last: float, counts: list[int], spreads: list[float], euler: bool):
-    for steps, s2 in itertools.product(counts, spreads):
-        label = f"posterior, s² = {s2:g}, {steps}"
-        yield label, Posterior(s2), Grid(steps, sigma_last=sigma_last)
+    for calls in counts:
+        steps = (calls + 1) // 2
+        yield f"midpoint, {2 * steps - 1}", Midpoint(), Grid(steps, sigma_last=sigma_last)
+    for calls, s2 in itertools.product(counts, spreads):
+        yield f"posterior, s² = {s2:g}, {calls}", Posterior(s2), Grid(calls, sigma_last=sigma_last)
     if euler:
         yield "Euler, power grid, 100", Euler(), Grid(100, sigma_last=sigma_last)
         yield "Euler, uniform grid, 1000", Euler(), Grid(1000, "uniform")
@@ -127,11 +131,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run")
     parser.add_argument("-n", type=int, default=1000)
-    parser.add_argument("--steps", type=int, nargs="+", default=[25, 50, 100])
+    parser.add_argument("--evaluations", type=int, nargs="+", default=[25, 50, 100])
     parser.add_argument("--local-variance", type=float, nargs="+", default=[0.0])
     parser.add_argument("--euler", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()
-    which = options.n, options.steps, options.local_variance, options.euler
+    which = options.n, options.evaluations, options.local_variance, options.euler
     trained(options.run, *which) if options.run else mixture(*which)
 
 

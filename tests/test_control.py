@@ -347,7 +347,11 @@ def test_limit_shortens_and_has_a_derivative_everywhere():
         (PISSettings, {"loss": "elbo"}, "loss: expected 'kl' or 'log_variance', got 'elbo'"),
         (DDSSettings, {"alpha_max": 1.5}, r"alpha_max: expected in \(0, 1\], got 1.5"),
         (DISSettings, {"num_steps": 5}, "beta_max: expected .* stable, got 20.0"),
-        (Settings, {"rule": "heun"}, "rule: expected 'euler' or 'posterior', got 'heun'"),
+        (
+            Settings,
+            {"rule": "heun"},
+            "rule: expected one of euler, posterior, midpoint, got 'heun'",
+        ),
         (Settings, {"sigma_min": 4.0}, "sigma_max: expected more than sigma_min = 4.0, got 3.5"),
     ],
 )

@@ -8,7 +8,7 @@ from demx.errors import UserError
 from demx.noise import Geometric
 from demx.recipe import LOOPS, Probe, affordable, probe, settings
 from demx.resolve import _affordable_sections, named_target
-from demx.sde import Grid, Posterior, reverse
+from demx.sde import Grid, Midpoint, reverse
 from demx.space import Euclidean, MeanFree
 from demx.space import normal as gaussian
 from demx.targets.function import CHECKED, FunctionTarget
@@ -41,7 +41,7 @@ def test_samples_of_a_normal_anywhere(mean, key):
     target = FunctionTarget(lambda x: 0.5 * jnp.sum((x - mean) ** 2), space)
     found = settings(space, probe(target))
     noise = Geometric(found["noise"]["sigma_min"], found["noise"]["sigma_max"])
-    grid, rule = Grid(**found["grid"]), Posterior(found["rule"]["local_variance"])
+    grid, rule = Grid(50, **found["grid"]), Midpoint()
     top = noise.variance(jnp.ones(())) + found["precondition"]["sigma_data"] ** 2
     start = jnp.sqrt(top) * gaussian(key, space, (n,))
     score = lambda t, x: (mean - x) / (1 + noise.variance(t))  # noqa: E731

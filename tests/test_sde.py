@@ -1,7 +1,5 @@
 """Reverse SDE and probability flow with exact scores: laws, orders, densities."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,7 @@ import pytest
 from cases import NOISES, asymmetric
 from demx.flow import probability_flow
 from demx.noise import Geometric
-from demx.sde import RULES, Grid, Posterior, reverse, step_variance
+from demx.sde import RULES, Grid, Midpoint, Posterior, reverse, step_variance
 from demx.space import Euclidean, MeanFree, log_normal, normal
 
 NOISE = Geometric(0.05, 6.0)
@@ -50,27 +48,54 @@ def test_reverse_sde_with_the_exact_score_gives_the_target(name, rule, key):
     assert (np.abs(weights - [0.6, 0.3, 0.1]) < 4 * (0.25 / n) ** 0.5 + 0.01).all()
 
 
-def variance_after(rule, steps):
-    """The variance that a rule gives a Gaussian target of variance 0.3, by exact recursion."""
-    s2 = 0.3
+def variance_after(rule, steps, s2=0.3):
+    """The variance that a rule gives a Gaussian target of variance s², by exact recursion.
+
+    Every rule is linear here: x and y are multiples of the x that a step begins with, and noise
+    comes in at its end.
+    """
     times = Grid(steps, sigma_last=0.01).times(NOISE)
-    v = jax.vmap(NOISE.variance)(times)
-    variance = s2 + float(v[0])
-    for now, after in itertools.pairwise(v):
-        # both rules are linear here: what they do to x = 1 and to z = 1 is all there is to know
-        zero, one = jnp.zeros(()), jnp.ones(())
-        shrink = float(rule(now, after, one, -one / (s2 + now), zero))
-        added = float(rule(now, after, zero, zero, one))
-        variance = shrink**2 * variance + added**2
+    v = np.asarray(jax.vmap(NOISE.variance)(times), float)
+    stages = rule.stages(jnp.asarray(v))
+    variance, y = s2 + v[0], 1.0
+    for level, kept, spread, arrived in zip(*map(np.asarray, stages), strict=True):
+        y = 1 + (1 - kept) * (y - 1 - v[level] * y / (s2 + v[level]))
+        if arrived:
+            variance, y = y**2 * variance + spread**2, 1.0
+        else:
+            assert spread == 0
     return variance
+
+
+ORDERS = {"euler": 1, "posterior": 1, "midpoint": 2}
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_weak_order(rule):
-    """The error of the variance falls like 1/steps."""
-    sizes = (50, 100, 200)
-    errors = [abs(variance_after(RULES[rule](), n) - 0.3) for n in sizes]
-    assert np.polyfit(np.log(sizes), np.log(errors), 1)[0] == pytest.approx(-1, abs=0.3)
+    """The error of the variance falls like steps^-order."""
+    sizes = (25, 50, 100) if ORDERS[rule] == 2 else (50, 100, 200)
+    with jax.enable_x64(True):
+        errors = [abs(variance_after(RULES[rule](), n) - 0.3) for n in sizes]
+    slope = np.polyfit(np.log(sizes), np.log(errors), 1)[0]
+    assert slope == pytest.approx(-ORDERS[rule], abs=0.3)
+
+
+@pytest.mark.parametrize("s2", [0.01, 0.3, 4.0])
+def test_fifty_midpoint_steps_against_many_of_one_evaluation(s2):
+    """For stiff and soft directions alike: 99 evaluations, and nothing to be known."""
+    midpoint = abs(variance_after(Midpoint(), 50, s2) / s2 - 1)
+    thousand = abs(variance_after(Posterior(), 1000, s2) / s2 - 1)
+    hundred = abs(variance_after(Posterior(), 100, s2) / s2 - 1)
+    assert midpoint < 0.015 and midpoint < hundred / 4 and midpoint < 2 * thousand
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_takes_as_many_evaluations_as_it_says(rule):
+    v = jax.vmap(NOISE.variance)(Grid(7).times(NOISE))
+    stages = RULES[rule]().stages(v)
+    assert len(stages.level) == RULES[rule]().calls(7)
+    assert int(jnp.sum(stages.arrived)) == 7 and bool(stages.arrived[-1])
+    assert int(jnp.max(stages.level)) == 6  # never at t = 0
 
 
 def test_posterior_step_is_exact_for_a_gaussian_of_known_variance():

@@ -104,9 +104,9 @@ COMMON: Config = {
     "estimator": {"kind": "log_sum_exp", "wrap": []},
     "draws": {"num_samples": 256},
     "buffer": {"kind": "ring"},
-    "rule": {"kind": "posterior"},
+    "rule": {"kind": "midpoint"},
     "training": {"prior_fraction": 0.05},
-    "grid": {},
+    "grid": {"num_steps": 50},
     "evaluation": {},
     "stopping": {},
 }

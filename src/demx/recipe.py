@@ -136,8 +136,6 @@ def settings(space: Space, seen: Probe) -> dict[str, dict[str, Any]]:
         finest = min(max(2 * wide / narrow, 8.0), 50.0)
         return sections | {
             "network": {"kind": "mlp", "scale": _two_digits(finest)},
-            # without it every step leaves out the spread of x_0: samples would be too cold
-            "rule": {"kind": "posterior", "local_variance": seen.local_variance},
             "evaluation": {"every": 4},
         }
     small = space.dof <= MOST_BY_WEIGHT

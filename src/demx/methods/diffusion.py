@@ -84,7 +84,7 @@ class Diffusion(eqx.Module):
 
     @property
     def calls_per_sample(self) -> int:
-        return 0 if self.pin is None else self.grid.num_steps
+        return 0 if self.pin is None else self.rule.calls(self.grid.num_steps)
 
     def path(self, model: ScoreModel) -> Path:
         rows, score = model.rows_in_cache, self.score(model)
@@ -112,4 +112,5 @@ class Diffusion(eqx.Module):
         """Energy calls of `anneal` for n particles in all, pilots included."""
         steps = self.grid.num_steps
         pilots = PILOTS * (1 + 2 * steps * smc.num_samples)
-        return smc.calls(n, steps) + pilots + (n + PILOTS) * self.calls_per_sample
+        pinned = 0 if self.pin is None else steps  # a path asks for one score a step
+        return smc.calls(n, steps) + pilots + (n + PILOTS) * pinned

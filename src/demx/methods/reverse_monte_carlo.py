@@ -27,7 +27,7 @@ CHUNK = 1024  # samples drawn by one compiled call
 class Settings(eqx.Module):
     """scale: rough standard deviation of a coordinate, the unit of sigma_min and sigma_max.
     num_samples: K. num_steps, spacing: of the grid of times (see `Grid`). max_norm, max_sigmas:
-    each vector of an estimate is cut to min(max_norm, max_sigmas/σ). rule: 'euler' or 'posterior'.
+    each vector of an estimate is cut to min(max_norm, max_sigmas/σ). rule: a name in `sde.RULES`.
     shared: a step draws one pool of normals, of which every sample takes a window.
 
     One sample holds K·d normals at a time, or the batch one pool of at least as many.
@@ -46,7 +46,7 @@ class Settings(eqx.Module):
 
     def __check_init__(self) -> None:
         if self.rule not in RULES:
-            raise ValueError(f"rule: expected 'euler' or 'posterior', got {self.rule!r}")
+            raise ValueError(f"rule: expected one of {', '.join(RULES)}, got {self.rule!r}")
         if not self.scale > 0:
             raise ValueError(f"scale: expected a positive number, got {self.scale}")
         # each part checks its own numbers
@@ -87,7 +87,7 @@ class Carried(eqx.Module):
 def carry(
     key: PRNGKeyArray, target: Target, settings: Settings, x: Float[Array, "n ..."]
 ) -> Carried:
-    """A batch x ~ p_1 along the reverse SDE to t = 0: n·num_steps·K energy calls.
+    """A batch x ~ p_1 along the reverse SDE to t = 0: K energy calls for each point and evaluation.
 
     Where all K energies are infinite there is no estimate; the score is then 0, and the point only
     diffuses.
@@ -97,20 +97,23 @@ def carry(
     variances = jax.vmap(noise.variance)(times)
     n = x.shape[0]
 
+    stages = rule.stages(variances)
+
     def step(carried, now):
-        x, bad = carried
-        key, v, v_next = now
+        x, y, bad = carried
+        key, stage = now
         key_noise, key_pool, key_score = jax.random.split(key, 3)
         keys = jax.random.split(key_score, n)
         pool = draws.pool(key_pool, target.space)
+        v = variances[stage.level]
         level = jnp.full(n, v)
-        found = estimate_batch(keys, pool, settings.estimator, draws, target, level, x, x)
+        found = estimate_batch(keys, pool, settings.estimator, draws, target, level, y, y)
         score = jnp.where(jnp.isfinite(found.score), found.score, 0.0)
-        x = rule(v, v_next, x, score, normal(key_noise, target.space, (n,)))
-        return (x, bad + jnp.sum(found.bad)), None
+        x, y = stage.apply(v, x, y, score, normal(key_noise, target.space, (n,)))
+        return (x, y, bad + jnp.sum(found.bad)), None
 
-    turns = (jax.random.split(key, len(times) - 1), variances[:-1], variances[1:])
-    (x, bad), _ = jax.lax.scan(step, (x, jnp.zeros((), int)), turns)
+    turns = (jax.random.split(key, len(stages.level)), stages)
+    (x, _, bad), _ = jax.lax.scan(step, (x, x, jnp.zeros((), int)), turns)
     return Carried(x, bad)
 
 
@@ -119,7 +122,7 @@ def reverse_monte_carlo(target: Target, settings: Settings) -> Method:
 
     Started from N(0, σ²(1)); `step` does nothing, at no cost.
     """
-    space = target.space
+    space, evaluations = target.space, RULES[settings.rule]().calls(settings.num_steps)
 
     @eqx.filter_jit
     def draw(key: PRNGKeyArray, n: int) -> Carried:
@@ -148,7 +151,7 @@ def reverse_monte_carlo(target: Target, settings: Settings) -> Method:
         # what was drawn is paid for, also the end of the last chunk
         return Samples(
             x[:n],
-            energy_calls=len(x) * settings.num_steps * settings.num_samples,
+            energy_calls=len(x) * evaluations * settings.num_samples,
             bad=int(jnp.sum(~jnp.isfinite(jnp.sum(x[:n].reshape(n, -1), axis=1)))),
             bad_calls=int(sum(m.bad for m in made)),
         )

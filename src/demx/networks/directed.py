@@ -1,6 +1,6 @@
 """The lean network with directions: features h_i in R^C and vectors v_i in R^{3×V}.
 
-With filters f = W^T b(r_ij) of the radial basis and r̂_ij from j to i, a layer is
+With filters f = W b(r_ij) of the radial basis and r̂_ij from j to i, a layer is
 
     m_i = Σ_j f_ij ⊙ (A h_j),     w_i = Σ_j f'_ij ⊙ (B h_j) r̂_ij + Σ_j f''_ij ⊙ v_j
     (δh_i, g_i) = U silu(film(level) · [h_i, m_i, |w_i|]),     h_i += δh_i,   v_i += g_i ⊙ w_i
@@ -39,9 +39,9 @@ def exchange(pair, here, there):
 class Layer(eqx.Module):
     """One round: features and directions of the neighbours, then an update steered by the level."""
 
-    filter: Float[Array, "R C"]
-    push_filter: Float[Array, "R V"]
-    pass_filter: Float[Array, "R V"] | None  # None: there are no vectors yet to pass on
+    filter: Float[Array, "C R"]
+    push_filter: Float[Array, "V R"]
+    pass_filter: Float[Array, "V R"] | None  # None: there are no vectors yet to pass on
     value: eqx.nn.Linear
     push_value: eqx.nn.Linear
     film: eqx.nn.Linear
@@ -55,10 +55,10 @@ class Layer(eqx.Module):
         weights = [self.filter, self.push_filter]
         # one walk over the pairs for all that is said
         if v is None:
-            pairs = basis @ jnp.concatenate(weights, axis=1), unit
+            pairs = basis @ jnp.concatenate(weights).T, unit
             message, w = gathered(first_exchange, pairs, nodes)
         else:
-            pairs = basis @ jnp.concatenate([*weights, self.pass_filter], axis=1), unit
+            pairs = basis @ jnp.concatenate([*weights, self.pass_filter]).T, unit
             message, w = gathered(exchange, pairs, (*nodes, v))
         length = jnp.sqrt(jnp.sum(w**2, axis=1) + 1e-6)
         inner = linear(self.update_in, jnp.concatenate([h, message, length], axis=-1))
@@ -77,7 +77,7 @@ class Directed(eqx.Module):
     level_out: eqx.nn.Linear
     node: eqx.nn.Linear
     layers: list[Layer]
-    read_filter: Float[Array, "R C"]
+    read_filter: Float[Array, "C R"]
     read_self: eqx.nn.Linear
     read_other: eqx.nn.Linear
     read_radial: eqx.nn.Linear
@@ -105,12 +105,12 @@ class Directed(eqx.Module):
     def read(self, h: Array, v: Array, basis: Array, unit: Array) -> Float[Array, "n dim"]:
         """What features and vectors say, along the pairs and by the vectors themselves."""
         a, b = linear(self.read_self, h), linear(self.read_other, h)
-        out = forces(basis @ self.read_filter, a, b, unit)
+        out = forces(basis @ self.read_filter.T, a, b, unit)
         return out + jnp.sum(linear(self.read_vectors, h)[:, None] * v, axis=-1)
 
     def __call__(self, level: Float[Array, ""], x: Float[Array, "n dim"]) -> Float[Array, "n dim"]:
         soft = softened(level, self.softness)
-        basis, unit = radial_basis(x, self.read_filter.shape[0], self.reach, soft)
+        basis, unit = radial_basis(x, self.read_filter.shape[1], self.reach, soft)
         (conditioning, h), v = self.begin(level, x), None
         for layer in self.layers:
             h, v = layer(h, v, basis, unit, conditioning)
@@ -145,7 +145,7 @@ def directed(
     keys = jax.random.split(key, depth + 7)
 
     def filters(key, size):
-        return jax.random.normal(key, (num_basis, size)) / num_basis**0.5
+        return jax.random.normal(key, (size, num_basis)) / num_basis**0.5
 
     def layer(key, first):
         k = jax.random.split(key, 8)

@@ -1,9 +1,9 @@
 """A lean equivariant network: continuous filters that are linear in a radial basis.
 
-With basis functions b_k(r_ij), features h_i in R^C and per-layer weights W in R^{R×C}:
+With basis functions b_k(r_ij), features h_i in R^C and per-layer weights W in R^{C×R}:
 
-    m_i = Σ_j (W^T b(r_ij)) ⊙ (V h_j),      h_i += U · silu(film(level) · [h_i, m_i])
-    F_i = Σ_j (r̂_ij) Σ_c (W_c^T b(r_ij)) a_c(h_i) b_c(h_j)  +  x_i · f(h_i)
+    m_i = Σ_j (W b(r_ij)) ⊙ (V h_j),      h_i += U · silu(film(level) · [h_i, m_i])
+    F_i = Σ_j (r̂_ij) Σ_c (W_c b(r_ij)) a_c(h_i) b_c(h_j)  +  x_i · f(h_i)
 
 One pair costs R·C multiply-adds a layer instead of the several C² of an EGNN, and is met once:
 filters of r_ij serve both particles.
@@ -20,9 +20,9 @@ from demx.space import MeanFree, Space
 
 
 class Interaction(eqx.Module):
-    """One layer: m_i = Σ_j (W^T b_ij) ⊙ (V h_j), then a residual update steered by the level."""
+    """One layer: m_i = Σ_j (W b_ij) ⊙ (V h_j), then a residual update steered by the level."""
 
-    filter: Float[Array, "R C"]
+    filter: Float[Array, "C R"]
     value: eqx.nn.Linear
     film: eqx.nn.Linear
     update_in: eqx.nn.Linear
@@ -30,7 +30,7 @@ class Interaction(eqx.Module):
 
     def __call__(self, h: Array, basis: Array, level: Array) -> Array:
         value = linear(self.value, h)
-        message = messages(basis @ self.filter, value)
+        message = messages(basis @ self.filter.T, value)
         inner = linear(self.update_in, jnp.concatenate([h, message], axis=-1))
         scale, shift = jnp.split(self.film(level), 2)
         inner = jax.nn.silu(inner * (1 + scale)[None] + shift[None])
@@ -44,7 +44,7 @@ class Lean(eqx.Module):
     level_out: eqx.nn.Linear
     node: eqx.nn.Linear
     layers: list[Interaction]
-    read_filter: Float[Array, "R C"]
+    read_filter: Float[Array, "C R"]
     read_self: eqx.nn.Linear
     read_other: eqx.nn.Linear
     read_radial: eqx.nn.Linear
@@ -60,7 +60,7 @@ class Lean(eqx.Module):
 
     def __call__(self, level: Float[Array, ""], x: Float[Array, "n dim"]) -> Float[Array, "n dim"]:
         soft = softened(level, self.softness)
-        basis, unit = radial_basis(x, self.read_filter.shape[0], self.reach, soft)
+        basis, unit = radial_basis(x, self.read_filter.shape[1], self.reach, soft)
         features = jax.nn.silu(self.level_in(sinusoidal(level, self.levels, 8.0)))
         conditioning = jax.nn.silu(self.level_out(features))
         radius2 = jnp.sum(x**2, axis=-1, keepdims=True)
@@ -70,7 +70,7 @@ class Lean(eqx.Module):
         for layer in self.layers:
             h = layer(h, basis, conditioning)
         a, b = linear(self.read_self, h), linear(self.read_other, h)
-        out = forces(basis @ self.read_filter, a, b, unit)
+        out = forces(basis @ self.read_filter.T, a, b, unit)
         out = out + x * linear(self.read_radial, h)
         return out - jnp.mean(out, axis=0, keepdims=True)
 
@@ -102,7 +102,7 @@ def lean(
     keys = jax.random.split(key, depth + 7)
 
     def filters(key):
-        return jax.random.normal(key, (num_basis, width)) / num_basis**0.5
+        return jax.random.normal(key, (width, num_basis)) / num_basis**0.5
 
     def interaction(key):
         k = jax.random.split(key, 5)

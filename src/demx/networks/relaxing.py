@@ -27,7 +27,7 @@ class Relaxing(Directed):
         gain = ratio / (1 + ratio**2)
         v, y, total = None, x, jnp.zeros_like(x)
         for layer in self.layers:
-            basis, unit = radial_basis(y, self.read_filter.shape[0], self.reach, soft)
+            basis, unit = radial_basis(y, self.read_filter.shape[1], self.reach, soft)
             h, v = layer(h, v, basis, unit, conditioning)
             move = self.read(h, v, basis, unit) + x * linear(self.read_radial, h)
             total, y = total + move, y + gain * move
