@@ -123,11 +123,13 @@ def test_warm_start_fills_the_buffer(key):
     np.testing.assert_array_equal(contents.points[:6], points)
 
 
-def test_pinned_sampling_counts_its_energy_calls(key):
-    _, made = small("idem", "lj13", pin={"variance": 0.01, "max_norm": 100.0})
+@pytest.mark.parametrize("rule, evaluations", [("euler", 4), ("midpoint", 7)])
+def test_pinned_sampling_counts_its_energy_calls(rule, evaluations, key):
+    pin = {"variance": 0.01, "max_norm": 100.0}
+    _, made = small("idem", "lj13", pin=pin, rule={"kind": rule})
     state = made.init(key)
-    assert made.calls_per_step == 2 * 8 * 8 + 8 * 4
-    assert made.sample(key, state, 5).energy_calls == 5 * 4
+    assert made.calls_per_step == 2 * 8 * 8 + 8 * evaluations
+    assert made.sample(key, state, 5).energy_calls == 5 * evaluations
     state, info = made.step(key, state)
     assert float(info.loss) > 0 and int(info.bad) == int(info.unusable) == 0
     assert float(info.skipped) == 0

@@ -1,10 +1,13 @@
 """Whole trainings against their bars; run by make test-slow."""
 
+import contextlib
 import json
 import os
+import pathlib
 import resource
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -75,3 +78,30 @@ def test_memory_of_a_training(tmp_path, target):
     gigabytes = used.ru_maxrss / 2**20
     print(f"{target}: peak {gigabytes:.2f} GB")
     assert gigabytes < 1.5
+
+
+def test_memory_is_flat_over_a_thousand_loops(tmp_path):
+    """Resident size between loop 100 and loop 1000 of a training, looks and checkpoints included.
+
+    Had every loop left as much as one batch of regression points behind, 900 of them
+    would have been twice the bound.
+    """
+    sizes = ["training.outer_steps=1000", "training.inner_steps=1", "training.new_samples=16",
+             "moves.num_steps=2", "grid.num_steps=4", "evaluation.n=16"]  # fmt: skip
+    command = [sys.executable, "-m", "demx", "fit", "lj13", "--directory", str(tmp_path)]
+    command += [word for size in sizes for word in ("--set", size)]
+    child = subprocess.Popen([*command, "--quiet"])
+    resident = {}
+    while child.poll() is None:
+        time.sleep(0.05)
+        lines = tmp_path / "metrics.jsonl"
+        loops = lines.read_text().count("\n") if lines.exists() else 0
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            text = pathlib.Path(f"/proc/{child.pid}/statm").read_text()
+            resident[loops] = int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    assert child.returncode == 0
+    early = max(size for loops, size in resident.items() if 100 <= loops < 300)
+    late = max(size for loops, size in resident.items() if loops >= 700)
+    batch = 128 * 13 * 3 * 4  # bytes of x_t; t, targets and weights come to as much again
+    print(f"loops 100 to 300: {early / 2**20:.1f} MB, from 700: {late / 2**20:.1f} MB")
+    assert late - early < 900 * 2 * batch / 2

@@ -116,10 +116,9 @@ def inner_step(
     return (lambda: method.step(jax.random.key(1), state)), inner
 
 
-def sampling(name: str, n: int, steps: int | None = None) -> Run:
-    """n points with the preset's network and grid, or a grid of `steps`."""
-    changes = {} if steps is None else {"grid": {"num_steps": steps}}
-    target, full = _settings(name, changes, None)
+def sampling(name: str, n: int) -> Run:
+    """n points with the preset's network and grid."""
+    target, full = _settings(name, {}, None)
     method = config.build_method("idem", target, full)
     state = method.init(jax.random.key(0))
     return lambda: method.sample(jax.random.key(1), state, n).x

@@ -30,7 +30,7 @@ def _run_jax(task: dict[str, Any]):
     elif part == "inner_step":
         run, divide = parts.inner_step(task["target"], batch, num_samples, task.get("network"))
     else:
-        run = parts.sampling(task["target"], batch, task.get("steps"))
+        run = parts.sampling(task["target"], batch)
     return (lambda: jax.block_until_ready(run())), divide
 
 

@@ -1,5 +1,6 @@
 """What turns a score model into samples and densities: reverse SDE, probability flow, SMC."""
 
+import dataclasses
 from collections.abc import Callable
 
 import equinox as eqx
@@ -86,13 +87,18 @@ class Diffusion(eqx.Module):
     def calls_per_sample(self) -> int:
         return 0 if self.pin is None else self.rule.calls(self.grid.num_steps)
 
+    @property
+    def annealing_grid(self) -> Grid:
+        """As many levels as a sample takes scores: the kernel of annealed SMC takes one a step."""
+        return dataclasses.replace(self.grid, num_steps=self.rule.calls(self.grid.num_steps))
+
     def path(self, model: ScoreModel) -> Path:
         rows, score = model.rows_in_cache, self.score(model)
 
         def scores(t, xs):
             return jax.lax.map(lambda x: score(t, x), xs, batch_size=rows)
 
-        times = self.grid.times(self.noise)
+        times = self.annealing_grid.times(self.noise)
         return Path(self.target, scores, self.noise, times, self.prior_variance)
 
     def anneal(
@@ -110,7 +116,7 @@ class Diffusion(eqx.Module):
 
     def anneal_calls(self, smc: Annealing, n: int) -> int:
         """Energy calls of `anneal` for n particles in all, pilots included."""
-        steps = self.grid.num_steps
+        steps = self.annealing_grid.num_steps
         pilots = PILOTS * (1 + 2 * steps * smc.num_samples)
         pinned = 0 if self.pin is None else steps  # a path asks for one score a step
         return smc.calls(n, steps) + pilots + (n + PILOTS) * pinned

@@ -16,10 +16,9 @@ COLUMNS = (
     ("one_device_over_step", "1 device/all"),
     ("one_core_over_step", "1 core/all"),
     ("torch_over_step", "torch/ours"),
-    ("sample_1000", "1000 samples s"),
+    ("samples", "samples drawn"),
+    ("sample", "sampling s"),
     ("torch_over_sample", "torch/ours"),
-    ("sample_100_steps", "the same, 100 steps s"),
-    ("torch_over_100_steps", "torch/ours"),
     ("step_gigabytes", "step GB"),
     ("torch_step_gigabytes", "torch GB"),
 )
