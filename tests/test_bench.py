@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from demx import resolve
 from demx.bench import parts, speed
 from demx.errors import UserError
 from demx.report import figures
@@ -20,15 +21,21 @@ def quiet(text):
 
 
 def fake(monkeypatch, seconds=0.5):
-    """Measurements that cost nothing; a task named torch fails."""
+    """Measurements that cost nothing, and the tasks that were asked for; those of torch fail."""
+    tasks = []
 
     def measure(repeats, **task):
+        tasks.append(task)
         if task.get("torch"):
             raise speed.NotMeasured("killed")
         size = task["num_samples"] * task["batch"]
-        return speed.Measured(seconds * size, 1.0)
+        slower = {"plain_estimate": 7.0, "inner_step": 3.0}.get(task["part"], 1.0)
+        slower *= 2.0 if task.get("devices", 1) == 1 else 1.0
+        return speed.Measured(seconds * size * slower, [seconds], 1.0)
 
     monkeypatch.setattr(speed, "measure", measure)
+    monkeypatch.setattr(speed, "cores", lambda: 2)
+    return tasks
 
 
 def test_the_estimates_that_are_timed_are_of_the_smoothed_score():
@@ -66,9 +73,15 @@ def test_a_measurement_in_a_process_of_its_own():
 
 
 def test_what_cannot_be_measured_is_left_empty(monkeypatch, capsys):
-    fake(monkeypatch)
+    tasks = fake(monkeypatch)
     row = speed.against_plain("lj13", 1, True, quiet)
-    assert row["torch_over_step"] is None and row["plain_over_estimate"] == 1
+    # the plain formulation is timed on one device, as one would first write it
+    assert row["torch_over_step"] is None and row["plain_over_estimate"] == 14
+    assert row["one_device_over_step"] == 2 and row["egnn_over_network"] == 1
+    steps = [task for task in tasks if task["part"] == "inner_step" and not task.get("torch")]
+    assert [(t.get("devices", 1), t.get("cores")) for t in steps] == [(2, None), (1, None), (1, 1)]
+    assert all(t["network"] == {"kind": "lean"} for t in steps)
+    assert {t["batch"] for t in tasks if t["part"] == "sampling"} == {1000}
     found = {"cores": 2, "repeats": 1, "torch": True, "targets": {"lj13": row}}
     found["growth"] = speed.growth(1, quiet)
     assert found["growth"]["estimate, K"]["exponent"] == pytest.approx(1)
@@ -84,16 +97,54 @@ def test_the_native_limit_is_read(monkeypatch, tmp_path):
     line = "LJ-13 B=512 K=1024 threads=2 seconds=0.0500 (check 1)"
     program.write_text(f"#!{sys.executable}\nprint({line!r})\n")
     program.chmod(program.stat().st_mode | stat.S_IEXEC)
-    found = speed.native(str(program), 1, quiet)
+    limits = speed.native_limits(str(program))
+    found = speed.against_native(limits, 1, quiet)
     assert found["lj13"]["native"] == 0.05
     assert found["lj13"]["estimate_over_native"] == pytest.approx(512 * 1024e-6 / 0.05)
     program.write_text(f"#!{sys.executable}\nprint('hello')\n")
     with pytest.raises(UserError, match="expected lines like 'LJ-13 B=512"):
-        speed.native(str(program), 1, quiet)
+        speed.native_limits(str(program))
     with pytest.raises(UserError, match="could not be run"):
-        speed.native(str(tmp_path / "absent"), 1, quiet)
+        speed.native_limits(str(tmp_path / "absent"))
 
 
 def test_unknown_targets_are_named():
     with pytest.raises(UserError, match="got nothing"):
         speed.run(("nothing",), 1, None, False, quiet)
+    with pytest.raises(UserError, match="got none"):
+        speed.run((), 1, None, False, quiet)
+
+
+def test_a_wrong_native_program_is_told_before_anything_is_timed(monkeypatch, tmp_path):
+    tasks = fake(monkeypatch)
+    with pytest.raises(UserError, match="could not be run"):
+        speed.run(("dw4",), 1, str(tmp_path / "absent"), False, quiet)
+    assert not tasks
+
+
+def test_what_was_measured_before_an_interrupt_is_kept(monkeypatch):
+    fake(monkeypatch)
+
+    def interrupt(repeats, report):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(speed, "growth", interrupt)
+    found = speed.run(("dw4",), 1, None, True, quiet)
+    assert found["targets"]["dw4"]["step"] and "growth" not in found
+    assert found["versions"]["jax"] == jax.__version__
+
+
+def test_the_yardstick_computes_the_same_energies():
+    """Energies and S_K of plain PyTorch beside ours: what is timed is the same mathematics."""
+    torch = pytest.importorskip("torch")
+    from demx.bench.yardstick import Yardstick
+
+    for name in ("gmm40", "dw4", "lj13"):
+        _, target = resolve.named_target(name, {})
+        means = np.asarray(target.means) if name == "gmm40" else None
+        x = np.array(parts._points(target, 5)) * (10.0 if name == "gmm40" else 1.5)
+        found = -Yardstick(name, means).energy(torch.tensor(x)).numpy()
+        want = np.asarray(jax.vmap(target.log_density)(x))
+        usable = want > -1e3  # inside the linear core they differ on purpose
+        constant = (want - found)[usable]  # the yardstick's mixture is not normalised
+        np.testing.assert_allclose(constant, constant[0], atol=2e-3)

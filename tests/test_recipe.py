@@ -41,7 +41,7 @@ def test_samples_of_a_normal_anywhere(mean, key):
     target = FunctionTarget(lambda x: 0.5 * jnp.sum((x - mean) ** 2), space)
     found = settings(space, probe(target))
     noise = Geometric(found["noise"]["sigma_min"], found["noise"]["sigma_max"])
-    grid, rule = Grid(50, **found["grid"]), Midpoint()
+    grid, rule = Grid(**found["grid"]), Midpoint()
     top = noise.variance(jnp.ones(())) + found["precondition"]["sigma_data"] ** 2
     start = jnp.sqrt(top) * gaussian(key, space, (n,))
     score = lambda t, x: (mean - x) / (1 + noise.variance(t))  # noqa: E731

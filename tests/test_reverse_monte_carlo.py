@@ -6,8 +6,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from demx.methods.reverse_monte_carlo import Settings, carry, reverse_monte_carlo
+from demx.sde import RULES, reverse
 from demx.space import normal
 from demx.targets.gaussian_mixture import GaussianMixture
 from demx.types import Info
@@ -119,3 +121,25 @@ def test_reverse_monte_carlo_in_many_dimensions_and_on_particles(key):
     x = made.sample(key, made.init(key), 70).x
     assert x.shape == (70, 3, 2)
     np.testing.assert_allclose(particles.space.project(x), x, atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_reverse_monte_carlo_by_every_rule(rule, key):
+    """For N(0, 1) from N(0, 3²): what the exact score gives, and every evaluation is counted.
+
+    S_K of a normal is -x/(1+v) but for an error of 1/√K, whose share in x is below that of K
+    independent points: 4 of √(2/n) and 4/√K.
+    """
+    target, n, samples = GaussianMixture(np.zeros((1, 2)), np.ones(1)), 2000, 512
+    settings = Settings(num_samples=samples, num_steps=30, sigma_max=3.0, rule=rule)
+    made = reverse_monte_carlo(target, settings)
+    found = made.sample(key, made.init(key), n)
+    evaluations = RULES[rule]().calls(30)
+    assert found.energy_calls >= n * evaluations * samples
+    assert found.energy_calls % (evaluations * samples) == 0
+    noise, times = settings.noise, settings.grid.times(settings.noise)
+    exact = lambda t, x: -x / (1 + noise.variance(t))  # noqa: E731
+    start = jnp.sqrt(noise.variance(jnp.ones(()))) * normal(key, target.space, (n,))
+    want = reverse(key, exact, noise, target.space, start, times, RULES[rule]())
+    allowed = 4 * (2 * 2 / (2 * n)) ** 0.5 + 4 / samples**0.5
+    np.testing.assert_allclose(jnp.var(found.x), jnp.var(want), rtol=allowed)

@@ -48,23 +48,40 @@ def test_reverse_sde_with_the_exact_score_gives_the_target(name, rule, key):
     assert (np.abs(weights - [0.6, 0.3, 0.1]) < 4 * (0.25 / n) ** 0.5 + 0.01).all()
 
 
-def variance_after(rule, steps, s2=0.3):
+def variance_after(rule, steps, s2=0.3, noise=NOISE):
     """The variance that a rule gives a Gaussian target of variance s², by exact recursion.
 
     Every rule is linear here: x and y are multiples of the x that a step begins with, and noise
     comes in at its end.
     """
-    times = Grid(steps, sigma_last=0.01).times(NOISE)
-    v = np.asarray(jax.vmap(NOISE.variance)(times), float)
-    stages = rule.stages(jnp.asarray(v))
-    variance, y = s2 + v[0], 1.0
-    for level, kept, spread, arrived in zip(*map(np.asarray, stages), strict=True):
-        y = 1 + (1 - kept) * (y - 1 - v[level] * y / (s2 + v[level]))
-        if arrived:
-            variance, y = y**2 * variance + spread**2, 1.0
-        else:
-            assert spread == 0
-    return variance
+    times = Grid(steps, sigma_last=0.01).times(noise)
+    v = jax.vmap(noise.variance)(times)
+    stages, one = rule.stages(v), jnp.ones(())
+
+    def evaluate(carry, stage):
+        variance, y = carry
+        level = v[stage.level]
+        x, y = stage.apply(level, one, y, -y / (s2 + level), 0 * one)
+        ended = x**2 * variance + stage.spread**2
+        return (jnp.where(stage.arrived, ended, variance), jnp.where(stage.arrived, one, y)), None
+
+    (variance, _), _ = jax.lax.scan(evaluate, (s2 + v[0], one), stages)
+    return float(variance)
+
+
+@pytest.mark.parametrize("name", NOISES)
+@pytest.mark.parametrize("rule", RULES)
+def test_the_spread_of_samples(name, rule, key):
+    """Started from p_1 of N(0, 0.3), they have the variance of the recursion: 4√(2/n) of it."""
+    noise, space, n, steps = NOISES[name], Euclidean(1), 20_000, 40
+    top = float(noise.variance(jnp.ones(())))
+    key_start, key_path = jax.random.split(key)
+    start = (0.3 + top) ** 0.5 * normal(key_start, space, (n,))
+    score = lambda t, x: -x / (0.3 + noise.variance(t))  # noqa: E731
+    times = Grid(steps, sigma_last=0.01).times(noise)
+    x = reverse(key_path, score, noise, space, start, times, RULES[rule]())
+    want = variance_after(RULES[rule](), steps, noise=noise)
+    assert float(jnp.var(x)) == pytest.approx(want, rel=4 * (2 / n) ** 0.5)
 
 
 ORDERS = {"euler": 1, "posterior": 1, "midpoint": 2}
@@ -74,7 +91,7 @@ ORDERS = {"euler": 1, "posterior": 1, "midpoint": 2}
 def test_weak_order(rule):
     """The error of the variance falls like steps^-order."""
     sizes = (25, 50, 100) if ORDERS[rule] == 2 else (50, 100, 200)
-    with jax.enable_x64(True):
+    with jax.enable_x64(True):  # rounding would hide the second order
         errors = [abs(variance_after(RULES[rule](), n) - 0.3) for n in sizes]
     slope = np.polyfit(np.log(sizes), np.log(errors), 1)[0]
     assert slope == pytest.approx(-ORDERS[rule], abs=0.3)

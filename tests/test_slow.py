@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import pathlib
-import resource
 import subprocess
 import sys
 import time
@@ -47,7 +46,13 @@ def test_clusters_condense_from_any_seed(tmp_path, target, reached, training_see
     assert last <= first
 
 
-def test_memory_of_a_large_step():
+def fresh(directory):
+    """The environment of a command as a user runs it, with nothing compiled before."""
+    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    return kept | {"JAX_COMPILATION_CACHE_DIR": str(directory / "compiled")}
+
+
+def test_memory_of_a_large_step(tmp_path):
     """A step on lj13 with batch 512 and K = 1000 stays below 1.5 GB."""
     code = """
 import jax, resource
@@ -59,11 +64,16 @@ method = config.build_method("idem", target, full)
 state, info = method.step(jax.random.key(1), method.init(jax.random.key(0)))
 print(float(info.loss), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=fresh(tmp_path),
+    )
     kilobytes = float(done.stdout.split()[1])
     print(f"{kilobytes / 2**20:.2f} GB")
     assert kilobytes < 1.5 * 2**20
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >= kilobytes * 0.5
 
 
 @pytest.mark.parametrize("target", ["gmm40", "dw4", "lj13", "lj55", "many_well"])
@@ -71,8 +81,7 @@ def test_memory_of_a_training(tmp_path, target):
     """The command with the preset, nothing compiled before: the largest resident size, in all."""
     short = ["--set", "training.outer_steps=2", "--set", "training.inner_steps=3"]
     command = [sys.executable, "-m", "demx", "fit", target, "--directory", str(tmp_path / "run")]
-    environment = os.environ | {"DEMX_CACHE": str(tmp_path / "cache")}
-    child = subprocess.Popen([*command, *short, "--quiet"], env=environment)
+    child = subprocess.Popen([*command, *short, "--quiet"], env=fresh(tmp_path))
     _, child.returncode, used = os.wait4(child.pid, 0)
     assert child.returncode == 0
     gigabytes = used.ru_maxrss / 2**20
@@ -83,16 +92,17 @@ def test_memory_of_a_training(tmp_path, target):
 def test_memory_is_flat_over_a_thousand_loops(tmp_path):
     """Resident size between loop 100 and loop 1000 of a training, looks and checkpoints included.
 
-    Had every loop left as much as one batch of regression points behind, 900 of them
-    would have been twice the bound.
+    Had every loop left a batch of regression points behind, 400 of them would have been twice
+    the bound.
     """
     sizes = ["training.outer_steps=1000", "training.inner_steps=1", "training.new_samples=16",
              "moves.num_steps=2", "grid.num_steps=4", "evaluation.n=16"]  # fmt: skip
     command = [sys.executable, "-m", "demx", "fit", "lj13", "--directory", str(tmp_path)]
     command += [word for size in sizes for word in ("--set", size)]
-    child = subprocess.Popen([*command, "--quiet"])
-    resident = {}
+    child = subprocess.Popen([*command, "--quiet"], env=fresh(tmp_path))
+    resident, deadline = {}, time.monotonic() + 600
     while child.poll() is None:
+        assert time.monotonic() < deadline, "not done in ten minutes"
         time.sleep(0.05)
         lines = tmp_path / "metrics.jsonl"
         loops = lines.read_text().count("\n") if lines.exists() else 0
@@ -100,8 +110,8 @@ def test_memory_is_flat_over_a_thousand_loops(tmp_path):
             text = pathlib.Path(f"/proc/{child.pid}/statm").read_text()
             resident[loops] = int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE")
     assert child.returncode == 0
-    early = max(size for loops, size in resident.items() if 100 <= loops < 300)
+    early = max(size for loops, size in resident.items() if 100 <= loops <= 300)
     late = max(size for loops, size in resident.items() if loops >= 700)
     batch = 128 * 13 * 3 * 4  # bytes of x_t; t, targets and weights come to as much again
     print(f"loops 100 to 300: {early / 2**20:.1f} MB, from 700: {late / 2**20:.1f} MB")
-    assert late - early < 900 * 2 * batch / 2
+    assert late - early < 400 * 2 * batch / 2

@@ -207,6 +207,18 @@ def test_damaged_checkpoints_are_refused(tmp_path, damage):
         api.load(tmp_path)
 
 
+def test_checkpoints_of_another_layout_are_refused(tmp_path):
+    """Their arrays could have the right shapes and mean something else."""
+    store = Store(tmp_path)
+    store.save(jnp.ones(2), {})
+    first, _, payload = store.checkpoint_file.read_bytes().partition(b"\n")
+    header = json.loads(first)
+    del header["format"]  # as those of before had none
+    store.checkpoint_file.write_bytes(json.dumps(header).encode() + b"\n" + payload)
+    with pytest.raises(UserError, match="written by another version of demx"):
+        store.load(jnp.zeros(2))
+
+
 def test_progress_survives_a_round_trip(tmp_path):
     watch = Watch((1.0, 2.0, 3.0), 2.0, 4, False)
     store, progress = Store(tmp_path), Progress(3, 2**40, 5, 1.5, 2, watch)

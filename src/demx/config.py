@@ -106,7 +106,7 @@ COMMON: Config = {
     "buffer": {"kind": "ring"},
     "rule": {"kind": "midpoint"},
     "training": {"prior_fraction": 0.05},
-    "grid": {"num_steps": 50},
+    "grid": {},
     "evaluation": {},
     "stopping": {},
 }

@@ -79,9 +79,10 @@ class Midpoint(eqx.Module):
         x'  = (v'/v) x + (1 - v'/v) D + √(v'(v - v')/v) z
 
     σ' is the geometric mean of σ and σ'²/σ, so that D is the denoised point half-way down. Noise
-    added to p_v gives p_v' exactly; what is left is the flow's error, of second order in the steps.
-    Nothing has to be known of the spread of x_0, which may differ from direction to direction.
-    Two evaluations a step, but for the last one, x' = x + ½ v s: the flow to v' = 0.
+    is added exactly; what is left is the flow's error, of second order in the steps. Nothing has to
+    be known of the spread of x_0, which may differ from direction to direction. Two evaluations a
+    step, but for the last one, x' = x + ½ (v - v') s along the flow: its level should lie well
+    below the spread of x_0.
     """
 
     def stages(self, v: Float[Array, " levels"]) -> Stages:
@@ -94,7 +95,7 @@ class Midpoint(eqx.Module):
         end = lambda value, like: jnp.full(1, value, like.dtype)  # noqa: E731
         return Stages(
             jnp.append(level.ravel(), end(steps, level)),
-            jnp.append(kept.ravel(), end(0.5, kept)),
+            jnp.append(kept.ravel(), 0.5 * (1 + v[-1:] / v[-2:-1])),
             jnp.append(spread.ravel(), end(0.0, spread)),
             jnp.append(jnp.arange(2 * steps) % 2 == 1, jnp.ones(1, bool)),
         )
@@ -125,7 +126,7 @@ class Grid(eqx.Module):
     ρ = 7 crowds the steps at low noise). uniform: equal steps in t (the paper's).
     """
 
-    num_steps: int = 100
+    num_steps: int = 50
     spacing: str = "power"
     rho: float = 7.0
     sigma_last: float = 1e-3

@@ -94,7 +94,7 @@ class Store:
         eqx.tree_serialise_leaves(arrays, state)
         payload = arrays.getvalue()
         digest = hashlib.sha256(payload).hexdigest()
-        header = {**header, "bytes": len(payload), "sha256": digest}
+        header = {**header, "format": FORMAT, "bytes": len(payload), "sha256": digest}
         write_atomic(self.checkpoint_file, json.dumps(header).encode() + b"\n" + payload)
 
     def load(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
@@ -107,6 +107,11 @@ class Store:
             expected, digest = header.pop("bytes"), header.pop("sha256")
         except (ValueError, KeyError) as error:
             raise UserError(f"{self.checkpoint_file}: {_DAMAGED.format('no header')}") from error
+        if header.pop("format", 1) != FORMAT:
+            raise UserError(
+                f"{self.checkpoint_file}: written by another version of demx, whose networks are "
+                "laid out differently; open it with that version, or train in another --directory"
+            )
         if len(payload) != expected:
             what = f"expected {expected} bytes of arrays, found {len(payload)}"
             raise UserError(f"{self.checkpoint_file}: {_DAMAGED.format(what)}")
@@ -141,6 +146,8 @@ class Store:
         seconds = {line["step"]: line["seconds"] for line in timing}
         return [{**line, "seconds": seconds.get(line["step"])} for line in metrics]
 
+
+FORMAT = 2  # of the arrays in a checkpoint: another number where their meaning has changed
 
 _DAMAGED = (
     "damaged checkpoint ({}); restore the file from a copy, "

@@ -1,9 +1,11 @@
 """The benchmark of speed: which measurements, how they compare, how cost grows."""
 
+import importlib.metadata
 import importlib.util
 import json
 import math
 import os
+import platform
 import re
 import statistics
 import subprocess
@@ -22,7 +24,8 @@ SIZES = {  # batch and K of the public configurations
     "lj13": (512, 1000),
     "lj55": (128, 100),
 }
-EGNN = {"kind": "egnn"}
+# rounds of the EGNN of the public configurations
+ROUNDS = {"dw4": 3, "lj13": 5, "lj55": 5}
 LEAN = {"kind": "lean"}
 # large blocks stay with the process instead of going back to the system after each use: several
 # times faster for formulations with large arrays, so this is the fair comparison
@@ -31,9 +34,10 @@ Report = Callable[[str], None]
 
 
 class Measured(NamedTuple):
-    """Median seconds over the repetitions, and the peak memory of the process."""
+    """Median seconds over the repetitions, all of them, and the peak memory of the process."""
 
     seconds: float
+    each: list[float]
     gigabytes: float
 
 
@@ -49,7 +53,8 @@ def measure(repeats: int, **task: Any) -> Measured:
         what = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise NotMeasured(f"{task['part']} of {task['target']}: {what}")
     found = json.loads(done.stdout.splitlines()[-1])
-    return Measured(statistics.median(found["seconds"]), found["peak_gigabytes"])
+    seconds = found["seconds"]
+    return Measured(statistics.median(seconds), seconds, found["peak_gigabytes"])
 
 
 def against_plain(name: str, repeats: int, with_torch: bool, report: Report) -> dict[str, Any]:
@@ -68,6 +73,7 @@ def against_plain(name: str, repeats: int, with_torch: bool, report: Report) -> 
             row[label] = None
             return float("nan")
         row[label] = found.seconds
+        row[f"{label}_each"] = found.each
         row[f"{label}_gigabytes"] = found.gigabytes
         return found.seconds
 
@@ -90,7 +96,8 @@ def against_plain(name: str, repeats: int, with_torch: bool, report: Report) -> 
     points = row["samples"] = 128 if name == "lj55" else 1000
     sample = take("sample", part="sampling", batch=points, devices=every)
     if name != "gmm40":
-        egnn = {"part": "network_gradient", "devices": every, "network": EGNN}
+        like_published = {"kind": "egnn", "depth": ROUNDS[name]}
+        egnn = {"part": "network_gradient", "devices": every, "network": like_published}
         ratio("egnn_over_network", take("network_egnn", **egnn), network)
     if with_torch:
         ratio("torch_over_estimate", take("torch_estimate", part="estimate", torch=True), fused)
@@ -102,11 +109,17 @@ def against_plain(name: str, repeats: int, with_torch: bool, report: Report) -> 
     return row
 
 
-def native(path: str, repeats: int, report: Report) -> dict[str, Any]:
-    """The native limit with two threads, by the program at `path`, and ours on two devices.
+class Limit(NamedTuple):
+    """What the native program printed of one target."""
 
-    The program prints its best of five; ours is the median.
-    """
+    target: str
+    batch: int
+    num_samples: int
+    seconds: float
+
+
+def native_limits(path: str) -> list[Limit]:
+    """Run the program at `path`, and read what it prints of two threads."""
     try:
         done = subprocess.run([path], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -116,20 +129,32 @@ def native(path: str, repeats: int, report: Report) -> dict[str, Any]:
     if not found:
         line = "LJ-13 B=512 K=1024 threads=2 seconds=0.05"
         raise UserError(f"--native: expected lines like {line!r}, got {done.stdout[:200]!r}")
+    return [
+        Limit(label.lower().replace("-", ""), int(batch), int(num_samples), float(seconds))
+        for label, batch, num_samples, seconds in found
+    ]
+
+
+def against_native(limits: list[Limit], repeats: int, report: Report) -> dict[str, Any]:
+    """The native limit with two threads, and ours on two devices.
+
+    The program prints its best of five; ours is the median.
+    """
     rows = {}
-    for label, batch, num_samples, seconds in found:
-        name = label.lower().replace("-", "")
+    for name, batch, num_samples, seconds in limits:
         report(f"{name}: estimate beside the native limit")
-        ours = measure(
-            repeats, part="estimate", target=name, batch=int(batch),
-            num_samples=int(num_samples), devices=min(2, cores()),
-        )  # fmt: skip
+        sizes = {"target": name, "batch": batch, "num_samples": num_samples}
+        try:
+            ours = measure(repeats, part="estimate", devices=min(2, cores()), **sizes)
+        except NotMeasured as error:
+            report(f"not measured: {error}")
+            continue
         rows[name] = {
-            "batch": int(batch),
-            "K": int(num_samples),
-            "native": float(seconds),
+            "batch": batch,
+            "K": num_samples,
+            "native": seconds,
             "estimate": ours.seconds,
-            "estimate_over_native": ours.seconds / float(seconds),
+            "estimate_over_native": ours.seconds / seconds,
         }
     return rows
 
@@ -153,18 +178,25 @@ def growth(repeats: int, report: Report) -> dict[str, Any]:
     found = {}
     for label, (part, base, vary, values) in lines.items():
         report(f"growth: {label}")
-        seconds = []
+        points = []
         for value in values:
             change = {vary: value} if vary in base else {"settings": {vary: value}}
-            measured = measure(repeats, part=part, devices=cores(), **{**base, **change})
-            seconds.append(measured.seconds)
-        found[label] = _line(values, seconds)
+            try:
+                measured = measure(repeats, part=part, devices=cores(), **{**base, **change})
+            except NotMeasured as error:
+                report(f"not measured: {error}")
+                continue
+            points.append((value, measured.seconds))
+        found[label] = _line(points)
     return found
 
 
-def _line(sizes, seconds) -> dict[str, Any]:
-    slope = np.polyfit(np.log(sizes[-3:]), np.log(seconds[-3:]), 1)[0]
-    return {"sizes": list(sizes), "seconds": seconds, "exponent": float(slope)}
+def _line(points: list[tuple[int, float]]) -> dict[str, Any]:
+    sizes, seconds = ([p[i] for p in points] for i in (0, 1))
+    slope = None
+    if len(points) > 1:
+        slope = float(np.polyfit(np.log(sizes[-3:]), np.log(seconds[-3:]), 1)[0])
+    return {"sizes": sizes, "seconds": seconds, "exponent": slope}
 
 
 def run(
@@ -176,17 +208,37 @@ def run(
 ) -> dict[str, Any]:
     """All of it, as a tree of numbers."""
     unknown = sorted(set(targets) - set(SIZES))
-    if unknown:
-        raise UserError(f"targets: expected some of {', '.join(SIZES)}, got {', '.join(unknown)}")
+    if unknown or not targets:
+        got = ", ".join(unknown) or "none"
+        raise UserError(f"targets: expected some of {', '.join(SIZES)}, got {got}")
+    # first what can be wrong by a slip of the hand: the rest takes half an hour
+    limits = [] if native_path is None else native_limits(native_path)
     with_torch = importlib.util.find_spec("torch") is not None
     found: dict[str, Any] = {
         "cores": cores(),
         "repeats": repeats,
         "torch": with_torch,
-        "targets": {t: against_plain(t, repeats, with_torch, report) for t in targets},
+        "versions": _versions(),
+        "targets": {},
     }
-    if native_path is not None:
-        found["native"] = native(native_path, repeats, report)
-    if with_growth:
-        found["growth"] = growth(repeats, report)
+    try:
+        for target in targets:
+            found["targets"][target] = against_plain(target, repeats, with_torch, report)
+        if limits:
+            found["native"] = against_native(limits, repeats, report)
+        if with_growth:
+            found["growth"] = growth(repeats, report)
+    except KeyboardInterrupt:
+        report("stopped: what was measured so far follows")
+    return found
+
+
+def _versions() -> dict[str, str]:
+    """Of what is timed, as far as it is installed."""
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for name in ("demx", "jax", "jaxlib", "torch"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
     return found

@@ -1,8 +1,8 @@
 """The same mathematics in plain eager PyTorch, as one would first write it: only a yardstick.
 
 Needs torch, which demx never depends on. The network for particles is the paper's EGNN
-(5 rounds of width 128), that for mixtures the multilayer perceptron of the preset. An inner step
-here does less than ours: its points and times are drawn once, there is no buffer.
+(5 rounds of width 128, 3 for dw4), that for mixtures the multilayer perceptron of the preset. An
+inner step here does less than ours: its points and times are drawn once, there is no buffer.
 """
 
 from collections.abc import Callable
@@ -118,7 +118,7 @@ class Yardstick:
             self.energy, self.network = mixture(means), MLP()
         else:
             self.energy = double_well if name == "dw4" else lennard_jones
-            self.network = EGNN(self.shape[0])
+            self.network = EGNN(self.shape[0], depth=3 if name == "dw4" else 5)
 
     def points(self, batch: int) -> torch.Tensor:
         return self._project(1.5 * torch.randn(batch, *self.shape))

@@ -24,6 +24,7 @@ def bench(
 
     Estimator, network, inner step and sampling, against vmap(value_and_grad) in JAX and, if torch
     is installed, eager PyTorch. Every measurement is a process of its own; nothing else should run.
+    About a quarter of an hour on two cores, twice that with PyTorch. Ctrl-C shows what there is.
 
     Args:
         what: what is timed.
@@ -49,7 +50,7 @@ def bench(
         print(dumps.dumps(found, indent=2))
     else:
         tables.show(found)
-    if plot is not None:
+    if plot is not None and "growth" in found:
         from demx.report import figures
 
         Path(plot).write_text(figures.growth(found["growth"]))

@@ -88,10 +88,9 @@ class Directed(eqx.Module):
     species: Species | None
 
     def activations(self, space: Space) -> int:
-        """Floats of the largest array for one configuration: what all pairs say, or push."""
-        n, dim = space.shape
-        vectors = self.read_vectors.out_features
-        return n * (n // 2) * max(*self.read_filter.shape, dim * vectors)
+        """Floats of the largest array for one configuration: the filters of all pairs."""
+        n, width = space.shape[0], self.read_filter.shape[0]
+        return n * (n // 2) * (width + 2 * self.read_vectors.out_features)
 
     def begin(self, level: Array, x: Array) -> tuple[Array, Float[Array, "n C"]]:
         """The level as every layer gets it, and the first features: how far from the centre."""

@@ -219,7 +219,8 @@ def growth(lines: dict[str, dict[str, Any]]) -> str:
 
     def draw(axes: Axes) -> None:
         for label, line in lines.items():
-            label = f"{label}: exponent {line['exponent']:.2f}"
+            if line["exponent"] is not None:
+                label = f"{label}: exponent {line['exponent']:.2f}"
             axes.loglog(line["sizes"], line["seconds"], "o-", markersize=4, label=label)
         axes.set(xlabel="size", ylabel="seconds")
         axes.legend(fontsize=8)

@@ -7,18 +7,18 @@ from rich.table import Table
 
 COLUMNS = (
     ("estimate", "estimate s"),
-    ("plain_over_estimate", "plain/ours"),
-    ("plain_over_own_noise", "plain/ours, own noise"),
-    ("torch_over_estimate", "torch/ours"),
+    ("plain_over_estimate", "estimate, plain/ours"),
+    ("plain_over_own_noise", "the same, own noise"),
+    ("torch_over_estimate", "estimate, torch/ours"),
     ("network", "network s"),
     ("egnn_over_network", "EGNN/ours"),
     ("step", "step s"),
     ("one_device_over_step", "1 device/all"),
     ("one_core_over_step", "1 core/all"),
-    ("torch_over_step", "torch/ours"),
+    ("torch_over_step", "step, torch/ours"),
     ("samples", "samples drawn"),
     ("sample", "sampling s"),
-    ("torch_over_sample", "torch/ours"),
+    ("torch_over_sample", "sampling, torch/ours"),
     ("step_gigabytes", "step GB"),
     ("torch_step_gigabytes", "torch GB"),
 )
@@ -31,7 +31,8 @@ def _show(value: float | None) -> str:
 def show(found: dict[str, Any]) -> None:
     """Seconds are medians; ratios are how many times faster demx is."""
     console = Console()
-    table = Table(title=f"{found['cores']} cores, median of {found['repeats']}")
+    title = f"{found['cores']} cores, median of {found['repeats']}; a/ours: how many times faster"
+    table = Table(title=title)
     table.add_column("")
     for name, row in found["targets"].items():
         table.add_column(f"{name}\n{row['batch']} × {row['K']}", justify="right")
@@ -53,5 +54,5 @@ def show(found: dict[str, Any]) -> None:
             table.add_column(column)
         for label, line in found["growth"].items():
             sizes, seconds = (" ".join(map(_show, line[k])) for k in ("sizes", "seconds"))
-            table.add_row(label, sizes, seconds, f"{line['exponent']:.2f}")
+            table.add_row(label, sizes, seconds, _show(line["exponent"]))
         console.print(table)
