@@ -9,7 +9,7 @@ def test_memory_goes_back_after_a_long_compilation(monkeypatch):
 
     class Library:
         def mallopt(self, what, value):
-            assert (what, value) == (-8, 1)
+            raise AssertionError("one heap for all threads makes the devices wait for each other")
 
         def malloc_trim(self, keep):
             trims.append(keep)
