@@ -31,8 +31,8 @@ def return_memory() -> None:
     """From now on what compiling a program has freed goes back to the system (glibc only).
 
     The compiler's threads would otherwise keep it, each in a heap of its own that stays as large
-    as it ever was. (One heap for all of them would be smaller still, but the devices would then wait
-    for each other at every allocation.)
+    as it ever was. (One heap for all of them would be smaller still, but the devices would then
+    wait for each other at every allocation.)
     """
     import jax.monitoring
 
