@@ -6,9 +6,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 
 from demx.estimator import BLOCK, Estimate, Estimator
-from demx.space import Space
+from demx.space import Space, reflected
 from demx.types import Target
 
+TOGETHER = 16  # points that share a window: differences of noise are made once for all of them
 POOL = 1 << 15  # floats of the pool that a batch shares: cheap to draw, many blocks to choose from
 
 
@@ -74,8 +75,12 @@ def estimate_batch(
     """Estimates at a batch of points: as many at a time as fit the cache, at least one.
 
     keys: one for each point. pool: of `draws.pool`, for a whole batch or many; None: own noise.
+    Where target and estimator can, neighbours share a window of the pool (`_estimate_shared`).
     """
     space = target.space
+    shared = getattr(estimator, "shared", None)
+    if pool is not None and shared is not None and hasattr(target, "shaken"):
+        return _estimate_shared(keys, pool, shared, draws, target, variance, x)
 
     def one(point):
         key, v, x_t, origin = point
@@ -87,3 +92,28 @@ def estimate_batch(
     # half a block: large points side by side gain nothing that their sums do not lose
     together = max(1, min(most, BLOCK // (2 * draws.num_samples * x[0].size)))
     return jax.lax.map(one, (keys, variance, x, x_0), batch_size=together)
+
+
+def _estimate_shared(keys, pool, shared, draws: Draws, target: Target, variance, x) -> Estimate:
+    """Estimates of neighbours by one window of the pool, each seen from a side of its own.
+
+    S(x; g ε) = g S(g⁻¹ x; ε) for a symmetry g of the target: a point whose particles are renumbered
+    and whose axes are exchanged and reflected by its own coins has noise of its own, all but for
+    a coordinate that meets itself by chance.
+    """
+    count = x.shape[0]
+    rows = max(d for d in range(1, TOGETHER + 1) if count % d == 0)
+
+    def some(group):
+        keys, v, x = group
+        key_window, key_sides = jax.random.split(keys[0])
+        noise = draws.window(key_window, pool, target.space)
+        sides = jax.random.split(key_sides, rows)
+        turned = jax.vmap(lambda key, x: reflected(key, target.space, x)[0])(sides, x)
+        found = shared(noise, target, v, turned)
+        back = lambda key, score: reflected(key, target.space, score)[1](score)  # noqa: E731
+        return found._replace(score=jax.vmap(back)(sides, found.score))
+
+    split = lambda a: a.reshape(count // rows, rows, *a.shape[1:])  # noqa: E731
+    found = jax.lax.map(some, (split(keys), split(variance), split(x)))
+    return jax.tree.map(lambda a: a.reshape(count, *a.shape[2:]), found)

@@ -27,7 +27,8 @@ BLOCK = 1 << 16  # floats of one (*shape, K) block: it stays in the second-level
 class Estimate(NamedTuple):
     """A score and what is known about it.
 
-    variance: estimated variance of the score, summed over its components (delta method).
+    variance: estimated variance of the score, summed over its components (delta method); nan where
+    it is not known.
     ess: effective share of the K weights, in (0, 1]. bad: evaluations that were not finite.
     clipped: share of the vectors of the score (one a particle) that were shortened.
     """
@@ -41,7 +42,11 @@ class Estimate(NamedTuple):
 
 @runtime_checkable
 class Estimator(Protocol):
-    """One point's estimate; `cost` is the number of energy calls for each of the K samples."""
+    """One point's estimate; `cost` is the number of energy calls for each of the K samples.
+
+    One whose average is linear in ε and ∇log p̃ may offer `shared(noise, target, variance, x)` for
+    R points (R, *shape) that share a block of noise, on targets that offer `shaken`.
+    """
 
     @property
     def cost(self) -> int: ...
@@ -138,10 +143,35 @@ def _largest(log_density: Array) -> Array:
     return jnp.where(jnp.isfinite(largest), largest, 0.0)
 
 
+def _shared(
+    noise: Array, target: Target, variance: Array, x: Array, a: Array, b: Array
+) -> Estimate:
+    """Σ_k w_rk (a_r ∇log p̃(x_rk) + b_r ε_k) for points x_r that share one block of noise.
+
+    The gradients of single samples are never made, so the variance of the estimate is not known.
+    """
+    column = lambda v: v.reshape((-1,) + (1,) * (x.ndim - 1))  # noqa: E731
+    log_density, pull = target.shaken(x, jnp.sqrt(variance), noise)
+    legal = jnp.isfinite(log_density)
+    bad = ~legal & (log_density != -jnp.inf)
+    log_density = jnp.where(legal, log_density, -jnp.inf)
+    w = jnp.exp(log_density - jax.vmap(_largest)(log_density)[:, None])
+    total = jnp.sum(w, axis=1)
+    w = w / jnp.where(total > 0, total, jnp.nan)[:, None]
+    denoised = (w @ noise.reshape(-1, noise.shape[-1]).T).reshape(x.shape)
+    score = target.space.project(column(a) * pull(w) + column(b) * denoised)
+    share = 1 / (noise.shape[-1] * jnp.sum(w * w, axis=1))
+    unknown = jnp.full_like(variance, jnp.nan)
+    return Estimate(score, unknown, share, jnp.sum(bad, axis=1), jnp.zeros_like(variance))
+
+
 class LogSumExp(eqx.Module):
     """S_K = ∇_{x_t} log Σ_i exp(-E(x_i)) = -Σ w_i ∇E(x_i) (paper, eq. 8 and 9)."""
 
     cost = 1
+
+    def shared(self, noise, target, variance, x) -> Estimate:
+        return _shared(noise, target, variance, x, jnp.ones_like(variance), 0 * variance)
 
     def __call__(self, noise, target, variance, x, x_0) -> Estimate:
         sums = _stream(noise, target, jnp.sqrt(variance), x, lambda s, e: s, _largest)
@@ -200,17 +230,19 @@ class Mixed(eqx.Module):
         if not self.local_variance > 0:
             raise ValueError(f"local_variance: expected positive, got {self.local_variance}")
 
+    def _parts(self, variance: Array) -> tuple[Array, Array]:
+        """1 - c and c/σ; the latter written so that nothing divides by σ → 0."""
+        total = variance + self.local_variance
+        return 1 - variance / total, jnp.sqrt(variance) / total
+
     def __call__(self, noise, target, variance, x, x_0) -> Estimate:
-        sigma = jnp.sqrt(variance)
-        c = variance / (variance + self.local_variance)
-        # c/σ rather than c·(1/σ): nothing divides by σ → 0
-        denoise = sigma / (variance + self.local_variance)
-
-        def mix(score, epsilon):
-            return (1 - c) * score + denoise * epsilon
-
-        sums = _stream(noise, target, sigma, x, mix, _largest)
+        a, b = self._parts(variance)
+        mix = lambda score, epsilon: a * score + b * epsilon  # noqa: E731
+        sums = _stream(noise, target, jnp.sqrt(variance), x, mix, _largest)
         return _normalise(sums, noise.shape[-1], target.space)
+
+    def shared(self, noise, target, variance, x) -> Estimate:
+        return _shared(noise, target, variance, x, *self._parts(variance))
 
 
 ESTIMATORS = {"log_sum_exp": LogSumExp, "ratio": Ratio, "jensen": Jensen, "mixed": Mixed}

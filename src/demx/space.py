@@ -1,5 +1,7 @@
 """Where a configuration lives: R^d, or n particles with their centre of mass at the origin."""
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -136,6 +138,24 @@ def image(key: PRNGKeyArray, space: MeanFree, x: Float[Array, "n dim"]) -> Float
     drawn = jnp.argsort(jnp.asarray(kinds, float) + jax.random.uniform(key_order, kinds.shape))
     order = jnp.zeros_like(drawn).at[np.argsort(kinds, kind="stable")].set(drawn)
     return x[order] @ turn
+
+
+def reflected(
+    key: PRNGKeyArray, space: MeanFree, x: Float[Array, "n dim"]
+) -> tuple[Float[Array, "n dim"], Callable[[Array], Array]]:
+    """g x, for particles renumbered, axes exchanged and reflected at random; and g⁻¹.
+
+    Without a product of matrices or a decomposition, unlike `image`: for every point of a batch.
+    """
+    key_order, key_axes, key_signs = jax.random.split(key, 3)
+    order = jnp.argsort(jax.random.uniform(key_order, (space.num_particles,)))
+    axes = jnp.argsort(jax.random.uniform(key_axes, (space.dim,)))
+    signs = jax.random.rademacher(key_signs, (space.dim,), x.dtype)[None]
+
+    def back(y):
+        return (y * signs)[:, jnp.argsort(axes)][jnp.argsort(order)]
+
+    return x[order][:, axes] * signs, back
 
 
 def log_normal(

@@ -1,6 +1,7 @@
 """Wrappers that turn a score estimator into another: keep x_0, extrapolate in K, clip."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -98,6 +99,18 @@ class Clipped(eqx.Module):
 
     def __call__(self, noise, target, variance, x, x_0) -> Estimate:
         return self.clip(self.estimator(noise, target, variance, x, x_0), target.space, variance)
+
+    @property
+    def shared(self):
+        inner = getattr(self.estimator, "shared", None)
+        if inner is None:
+            return None
+
+        def shortened(noise, target, variance, x) -> Estimate:
+            clip = lambda estimate, v: self.clip(estimate, target.space, v)  # noqa: E731
+            return jax.vmap(clip)(inner(noise, target, variance, x), variance)
+
+        return shortened
 
     def clip(self, estimate: Estimate, space: Space, variance: Float[Array, ""]) -> Estimate:
         """The estimate at one point, shortened."""

@@ -13,9 +13,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from demx.loops import apart, rolled
 from demx.space import MeanFree, Space
+from demx.targets.shaken import Shaken
 
 Phi = Callable[[Array], Array]
+Pull = Callable[[Array], Array]
 
 
 class PairPotential(eqx.Module):
@@ -63,23 +66,37 @@ class PairPotential(eqx.Module):
         doubled = jnp.concatenate([xs, xs])
 
         def add_offset(offset, carry):
-            energies, gradient = carry
-            difference = xs - jax.lax.dynamic_slice_in_dim(doubled, offset, n)
+            energies, here, there = carry
+            difference = apart(
+                offset, lambda: xs - jax.lax.dynamic_slice_in_dim(doubled, offset, n)
+            )
             # a sum of slices, not of an axis: XLA then makes one loop of it, and of what follows
             r2 = sum(difference[:, i] ** 2 for i in range(xs.shape[1]))
             value, slope = self._phi_and_slope(r2)
             # for even n the offset n/2 meets every pair twice
             share = jnp.where(2 * offset == n, 0.5, 1.0).astype(xs.dtype)
             force = (2 * share * slope)[:, None] * difference
-            gradient = gradient.at[:n].add(force)
-            there = jax.lax.dynamic_slice_in_dim(gradient, offset, n) - force
-            gradient = jax.lax.dynamic_update_slice_in_dim(gradient, there, offset, axis=0)
-            return energies + share * value, gradient
+            # row i of `there` is of particle i + offset: it moves on with every turn
+            return energies + share * value, here + force, rolled(there) - force
 
-        start = (jnp.zeros_like(xs[:, 0]), jnp.zeros_like(doubled))
-        energies, gradient = jax.lax.fori_loop(1, n // 2 + 1, add_offset, start)
+        start = (jnp.zeros_like(xs[:, 0]), jnp.zeros_like(xs), jnp.zeros_like(xs))
+        energies, here, there = jax.lax.fori_loop(1, n // 2 + 1, add_offset, start)
         centred = self.space.project_columns(xs)
         trapped = 0.5 * self.trap * jnp.sum(centred**2, axis=1)
         energy = jnp.sum(energies + trapped, axis=0)
-        gradient = gradient[:n] + gradient[n:] + self.trap * centred
+        gradient = here + jnp.roll(there, n // 2, axis=0) + self.trap * centred
         return energy / -self.temperature, gradient / -self.temperature
+
+    def shaken(
+        self, x: Float[Array, "R n dim"], sigma: Float[Array, " R"], noise: Float[Array, "n dim K"]
+    ) -> tuple[Float[Array, "R K"], Pull]:
+        """log p̃(x_r + σ_r ε_k), and w ↦ Σ_k w_rk ∇log p̃(x_r + σ_r ε_k)."""
+        # in the mean-free space Σ_i |x_i|² = (1/n) Σ_{i<j} r²: the trap is a pair potential too
+        trap = 0.5 * self.trap / x.shape[1]
+
+        def trapped(r2):
+            value, slope = self._phi_and_slope(r2)
+            return value + trap * r2, slope + trap
+
+        found = Shaken(trapped, x, sigma, noise)
+        return found.energies() / -self.temperature, lambda w: found.pull(w) / -self.temperature
