@@ -2,8 +2,7 @@
 
 XLA fuses a slice at a loop's counter into what is computed from it, and the kernel then reads
 the counter again for every element: LLVM cannot know that the store of a result does not change
-it, and gives up vector instructions, a factor of three to five. What a branch returns is never
-fused with what uses it.
+it, and gives up vector instructions. What a branch returns is never fused with what uses it.
 """
 
 from collections.abc import Callable
