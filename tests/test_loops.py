@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from demx.loops import apart, rolled
+from demx.loops import apart
 
 
 def test_what_is_stored_is_what_was_made(key):
@@ -40,9 +40,3 @@ def test_nothing_is_fused_across_a_branch(key):
     kernels = text.split("\n\n")
     slicing = [k for k in kernels if "dynamic-slice(" in k]
     assert slicing and not any("sine(" in k for k in slicing)
-
-
-def test_rows_move_on_by_one():
-    found = rolled((jnp.arange(4), jnp.arange(4.0)[:, None]))
-    assert found[0].tolist() == [1, 2, 3, 0]
-    assert found[1][:, 0].tolist() == [1, 2, 3, 0]

@@ -7,10 +7,11 @@ import pytest
 
 from at_one_point import batch
 from cases import PARTICLES, TARGETS
+from demx import draws as draws_module
 from demx.draws import Draws, estimate_batch
 from demx.energy import evaluate
 from demx.estimator import LogSumExp, Mixed
-from demx.space import MeanFree, normal, reflected
+from demx.space import MeanFree, normal, side
 from demx.targets import shaken as module
 from demx.targets.lennard_jones import lennard_jones
 from demx.targets.pair import PairPotential
@@ -103,26 +104,82 @@ def test_neighbours_see_the_noise_from_sides_of_their_own(key):
     assert len({tuple(np.asarray(s).round(4).ravel()) for s in found}) == 16
 
 
+def test_every_point_gets_its_own_estimate(key):
+    """32 points of different places and noises, in two groups, against noise of their own."""
+    target = TARGETS["lennard_jones"]
+    x = 1.2 * normal(key, target.space, (32,))
+    variance = jnp.geomspace(1e-4, 1e-2, 32)
+
+    def means(shared):
+        one = lambda k: batch(k, LogSumExp(), Draws(64, shared), target, variance, x)  # noqa: E731
+        found = jax.jit(lambda keys: jax.lax.map(one, keys))(jax.random.split(key, 400))
+        score = np.asarray(found.score)
+        return score.mean(0), score.std(0) / 20, np.asarray(found.ess).mean(0)
+
+    (found, error, ess), (want, other, plain_ess) = means(True), means(False)
+    # 4.5 standard errors: the largest of 256 differences
+    assert (np.abs(found - want) < 4.5 * np.hypot(error, other)).all()
+    np.testing.assert_allclose(ess, plain_ess, rtol=0.2)
+    # the answers of other points would be seen
+    assert not (np.abs(found[::-1] - want) < 4.5 * np.hypot(error, other)).all()
+
+
 def test_a_symmetry_and_its_inverse(key):
-    space = MeanFree(7, 3)
+    space = MeanFree(7, 3, (0, 0, 0, 1, 1, 1, 2))
     x = normal(key, space)
-    turned, back = reflected(jax.random.fold_in(key, 1), space, x)
-    np.testing.assert_array_equal(back(turned), x)
+    one = side(jax.random.fold_in(key, 1), space)
+    turned = one.turn(x)
+    np.testing.assert_array_equal(one.back(turned), x)
     assert not (turned == x).all()
-    lengths = lambda x: np.sort(np.asarray(jnp.linalg.norm(x, axis=1)))  # noqa: E731
-    np.testing.assert_allclose(lengths(turned), lengths(x), rtol=1e-6)
+    for kind in (slice(0, 3), slice(3, 6), slice(6, 7)):  # only equals are exchanged
+        lengths = [np.sort(np.asarray(jnp.linalg.norm(y[kind], axis=1))) for y in (turned, x)]
+        np.testing.assert_allclose(*lengths, rtol=1e-6)
+
+
+@pytest.mark.parametrize("n, width", [(3, 0.7), (17, 3.0)])
+def test_a_hard_wall_is_no_bad_energy(n, width, key):
+    """φ is +∞ within a distance: log p̃ = -∞ there, also where the last group overhangs."""
+    wall = lambda r2: jnp.where(r2 < 0.25, jnp.inf, r2)  # noqa: E731
+    target = PairPotential(MeanFree(n, 2), wall, core=1e-6)
+    x = width * normal(key, target.space, (2,))
+    noise = jnp.moveaxis(normal(jax.random.fold_in(key, 1), target.space, (200,)), 0, -1)
+    found = LogSumExp().shared(noise, target, jnp.array([0.01, 0.04]), x)
+    log_density, _ = target.shaken(x, jnp.array([0.1, 0.2]), noise)
+    assert (log_density == -jnp.inf).any() and jnp.isfinite(log_density).any()
+    assert found.bad.tolist() == [0, 0]
+    assert jnp.isfinite(found.score).all()
 
 
 def test_infinite_slopes_without_weight_have_no_say(key):
-    """A hard wall: φ is +∞ within r = 1, and its slope there not a number."""
-    target = PairPotential(MeanFree(3, 2), lambda r2: jnp.where(r2 < 1, jnp.inf, r2), core=1e-6)
-    x = jnp.array([[[0.0, 0.0], [1.5, 0.0], [0.0, 1.5]]])
+    """r⁻¹² without a core of its own: where particles meet, energy and slope overflow."""
+    target = PairPotential(MeanFree(3, 2), lambda r2: r2**-6)
+    x = jnp.array([[[0.0, 0.0], [0.003, 0.0], [2.0, 0.0]]])
     noise = jnp.moveaxis(normal(key, target.space, (200,)), 0, -1)
-    log_density, _ = target.shaken(x, jnp.array([0.4]), noise)
-    inside = int(jnp.sum(jnp.isfinite(log_density)))
-    assert 0 < inside < 200
-    found = LogSumExp().shared(noise, target, jnp.array([0.16]), x)
-    assert jnp.isfinite(found.score).all()
+    sigma = jnp.array([1e-3])
+    log_density, pull = target.shaken(x, sigma, noise)
+    assert not jnp.isfinite(pull(jnp.ones((1, 200)))).all()
+    heaviest = jnp.zeros((1, 200)).at[0, jnp.nanargmax(log_density[0])].set(1.0)
+    assert jnp.isfinite(pull(heaviest)).all()
+
+
+def test_energies_that_are_no_numbers_are_counted(key):
+    target = PairPotential(MeanFree(3, 2), lambda r2: jnp.where(r2 < 1, jnp.nan, r2), core=1e-6)
+    x = 1.5 * normal(key, target.space, (2,))
+    noise = jnp.moveaxis(normal(jax.random.fold_in(key, 1), target.space, (200,)), 0, -1)
+    variance = jnp.array([0.04, 0.25])
+    found = LogSumExp().shared(noise, target, variance, x)
+    want = jax.vmap(lambda v, x: LogSumExp()(noise, target, v, x, x))(variance, x)
+    assert found.bad.tolist() == want.bad.tolist()
+    assert min(found.bad.tolist()) > 0 and jnp.isfinite(found.score).all()
+
+
+def test_many_samples_are_shared_by_few(key, monkeypatch):
+    """What K weights of all neighbours take is bounded; a point without neighbours is alone."""
+    target = TARGETS["lj13"]
+    x, v = normal(key, target.space, (4,)), jnp.full(4, 0.01)
+    assert jnp.isnan(batch(key, LogSumExp(), Draws(8), target, v, x).variance).all()
+    monkeypatch.setattr(draws_module, "WEIGHTS", 15)
+    assert jnp.isfinite(batch(key, LogSumExp(), Draws(8), target, v, x).variance).all()
 
 
 def test_who_keeps_noise_of_its_own(key):

@@ -6,10 +6,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 
 from demx.estimator import BLOCK, Estimate, Estimator
-from demx.space import Space, reflected
+from demx.space import Side, Space, side
 from demx.types import Target
 
 TOGETHER = 16  # points that share a window: differences of noise are made once for all of them
+WEIGHTS = 1 << 18  # samples of all points that share a window: bounds memory, whatever K is
 POOL = 1 << 15  # floats of the pool that a batch shares: cheap to draw, many blocks to choose from
 
 
@@ -17,7 +18,8 @@ class Draws(eqx.Module):
     """How the noise of a batch of estimates is made.
 
     num_samples: K. shared: the batch draws one pool of normals; every point takes a window of it,
-    at a place and with signs of the coordinates by its own coins. Its estimate keeps its law, the
+    at a place and with signs of the coordinates by its own coins (some neighbours take the same
+    window, from different sides: `_estimate_shared`). Its estimate keeps its law, the
     errors of different points are only weakly correlated, and a step draws one pool rather than
     B·K·d normals. antithetic: the second half of a block is minus the first.
     """
@@ -79,7 +81,8 @@ def estimate_batch(
     """
     space = target.space
     shared = getattr(estimator, "shared", None)
-    if pool is not None and shared is not None and hasattr(target, "shaken"):
+    several = _rows_together(x.shape[0], draws.num_samples) > 1
+    if several and pool is not None and shared is not None and hasattr(target, "shaken"):
         return _estimate_shared(keys, pool, shared, draws, target, variance, x)
 
     def one(point):
@@ -94,25 +97,29 @@ def estimate_batch(
     return jax.lax.map(one, (keys, variance, x, x_0), batch_size=together)
 
 
+def _rows_together(count: int, num_samples: int) -> int:
+    """Points that share a window: a divisor of `count`, few where K is large, for the memory."""
+    most = max(1, min(TOGETHER, WEIGHTS // num_samples))
+    return max(d for d in range(1, most + 1) if count % d == 0)
+
+
 def _estimate_shared(keys, pool, shared, draws: Draws, target: Target, variance, x) -> Estimate:
     """Estimates of neighbours by one window of the pool, each seen from a side of its own.
 
     S(x; g ε) = g S(g⁻¹ x; ε) for a symmetry g of the target: a point whose particles are renumbered
     and whose axes are exchanged and reflected by its own coins has noise of its own, all but for
-    a coordinate that meets itself by chance.
+    coordinates that meet themselves by chance. (For the few coordinates of a dimer they often do.)
     """
     count = x.shape[0]
-    rows = max(d for d in range(1, TOGETHER + 1) if count % d == 0)
+    rows = _rows_together(count, draws.num_samples)
 
     def some(group):
         keys, v, x = group
         key_window, key_sides = jax.random.split(keys[0])
         noise = draws.window(key_window, pool, target.space)
-        sides = jax.random.split(key_sides, rows)
-        turned = jax.vmap(lambda key, x: reflected(key, target.space, x)[0])(sides, x)
-        found = shared(noise, target, v, turned)
-        back = lambda key, score: reflected(key, target.space, score)[1](score)  # noqa: E731
-        return found._replace(score=jax.vmap(back)(sides, found.score))
+        sides = jax.vmap(lambda key: side(key, target.space))(jax.random.split(key_sides, rows))
+        found = shared(noise, target, v, jax.vmap(Side.turn)(sides, x))
+        return found._replace(score=jax.vmap(Side.back)(sides, found.score))
 
     split = lambda a: a.reshape(count // rows, rows, *a.shape[1:])  # noqa: E731
     found = jax.lax.map(some, (split(keys), split(variance), split(x)))

@@ -7,7 +7,7 @@ With x_i = x_t + σ ε_i and self-normalised weights w_i ∝ exp(-E(x_i)):
 
 An estimator is a function (noise, target, variance, x_t, x_0) -> Estimate for one point, where
 noise is the (*shape, K) block of standard normals ε; wrappers turn estimators into estimators.
-Sums over K are streamed in blocks, so memory does not grow with K.
+Sums over K are streamed in blocks: beyond the noise itself, memory does not grow with K.
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -143,26 +143,25 @@ def _largest(log_density: Array) -> Array:
     return jnp.where(jnp.isfinite(largest), largest, 0.0)
 
 
-def _shared(
-    noise: Array, target: Target, variance: Array, x: Array, a: Array, b: Array
-) -> Estimate:
-    """Σ_k w_rk (a_r ∇log p̃(x_rk) + b_r ε_k) for points x_r that share one block of noise.
+def _shared(noise: Array, target: Target, variance: Array, x: Array, average) -> Estimate:
+    """Estimates at points x_r, (R, *shape), that share one block of noise.
 
-    The gradients of single samples are never made, so the variance of the estimate is not known.
+    average: (w, pull) ↦ Σ_k w_rk f_rk, of the normalised weights and w ↦ Σ_k w_rk ∇log p̃(x_rk). The
+    gradients of single samples are never made: the variance is not known, and a bad gradient
+    where the energy is good is only noticed, as one bad evaluation, if it spoils the score.
     """
-    column = lambda v: v.reshape((-1,) + (1,) * (x.ndim - 1))  # noqa: E731
     log_density, pull = target.shaken(x, jnp.sqrt(variance), noise)
     legal = jnp.isfinite(log_density)
-    bad = ~legal & (log_density != -jnp.inf)
+    bad = jnp.sum(~legal & (log_density != -jnp.inf), axis=1)
     log_density = jnp.where(legal, log_density, -jnp.inf)
     w = jnp.exp(log_density - jax.vmap(_largest)(log_density)[:, None])
     total = jnp.sum(w, axis=1)
     w = w / jnp.where(total > 0, total, jnp.nan)[:, None]
-    denoised = (w @ noise.reshape(-1, noise.shape[-1]).T).reshape(x.shape)
-    score = target.space.project(column(a) * pull(w) + column(b) * denoised)
+    score = target.space.project(average(w, pull))
+    spoiled = ~jnp.all(jnp.isfinite(score), axis=tuple(range(1, x.ndim))) & (total > 0)
     share = 1 / (noise.shape[-1] * jnp.sum(w * w, axis=1))
     unknown = jnp.full_like(variance, jnp.nan)
-    return Estimate(score, unknown, share, jnp.sum(bad, axis=1), jnp.zeros_like(variance))
+    return Estimate(score, unknown, share, bad + spoiled.astype(int), jnp.zeros_like(variance))
 
 
 class LogSumExp(eqx.Module):
@@ -171,7 +170,8 @@ class LogSumExp(eqx.Module):
     cost = 1
 
     def shared(self, noise, target, variance, x) -> Estimate:
-        return _shared(noise, target, variance, x, jnp.ones_like(variance), 0 * variance)
+        """At R points that share a block of noise."""
+        return _shared(noise, target, variance, x, lambda w, pull: pull(w))
 
     def __call__(self, noise, target, variance, x, x_0) -> Estimate:
         sums = _stream(noise, target, jnp.sqrt(variance), x, lambda s, e: s, _largest)
@@ -242,7 +242,12 @@ class Mixed(eqx.Module):
         return _normalise(sums, noise.shape[-1], target.space)
 
     def shared(self, noise, target, variance, x) -> Estimate:
-        return _shared(noise, target, variance, x, *self._parts(variance))
+        """At R points that share a block of noise."""
+        column = lambda v: v.reshape((-1,) + (1,) * (x.ndim - 1))  # noqa: E731
+        a, b = (column(part) for part in self._parts(variance))
+        flat = noise.reshape(-1, noise.shape[-1])
+        mix = lambda w, pull: a * pull(w) + b * (w @ flat.T).reshape(x.shape)  # noqa: E731
+        return _shared(noise, target, variance, x, mix)
 
 
 ESTIMATORS = {"log_sum_exp": LogSumExp, "ratio": Ratio, "jensen": Jensen, "mixed": Mixed}

@@ -16,15 +16,10 @@ from jaxtyping import Array, Int
 def apart(counter: Int[Array, ""], make: Callable[[], Any]) -> Any:
     """make(), stored before it is used. counter: a loop's, at least 0.
 
-    make: without arguments, of arrays that it closes over. Has no cost but the store, and no
-    derivative worth having: for use inside custom rules.
+    make: without arguments, of arrays that it closes over. Costs a store, and of what a loop
+    multiplies or exponentiates only; small loops, and products of matrices, are not worth it.
     """
     shapes = jax.eval_shape(make)
     never = lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)  # noqa: E731
     # always true, but XLA does not know
     return jax.lax.cond(counter >= 0, make, never)
-
-
-def rolled(rows: Any) -> Any:
-    """Row i + 1 in the place of row i, the first one last: for every array of a tree."""
-    return jax.tree.map(lambda a: jnp.concatenate([a[1:], a[:1]]), rows)

@@ -1,12 +1,10 @@
 """Where a configuration lives: R^d, or n particles with their centre of mass at the origin."""
 
-from collections.abc import Callable
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 
 class Euclidean(eqx.Module):
@@ -129,33 +127,46 @@ def normal(key: PRNGKeyArray, space: Space, leading: tuple[int, ...] = ()) -> Fl
     return space.project(jax.random.normal(key, (*leading, *space.shape)))
 
 
+def _order(key: PRNGKeyArray, space: MeanFree) -> Int[Array, " n"]:
+    """The particles renumbered among equals, at random."""
+    kinds = np.zeros(space.num_particles, int) if space.several is None else np.array(space.several)
+    # sorted by species, then by coins: the places of a species go to its members in any order
+    drawn = jnp.argsort(jnp.asarray(kinds, float) + jax.random.uniform(key, kinds.shape))
+    return jnp.zeros_like(drawn).at[np.argsort(kinds, kind="stable")].set(drawn)
+
+
 def image(key: PRNGKeyArray, space: MeanFree, x: Float[Array, "n dim"]) -> Float[Array, "n dim"]:
     """A configuration turned or reflected, its particles renumbered among equals, at random."""
     key_turn, key_order = jax.random.split(key)
     turn, _ = jnp.linalg.qr(jax.random.normal(key_turn, (space.dim, space.dim)))
-    kinds = np.zeros(space.num_particles, int) if space.several is None else np.array(space.several)
-    # sorted by species, then by coins: the places of a species go to its members in any order
-    drawn = jnp.argsort(jnp.asarray(kinds, float) + jax.random.uniform(key_order, kinds.shape))
-    order = jnp.zeros_like(drawn).at[np.argsort(kinds, kind="stable")].set(drawn)
-    return x[order] @ turn
+    return x[_order(key_order, space)] @ turn
 
 
-def reflected(
-    key: PRNGKeyArray, space: MeanFree, x: Float[Array, "n dim"]
-) -> tuple[Float[Array, "n dim"], Callable[[Array], Array]]:
-    """g x, for particles renumbered, axes exchanged and reflected at random; and g⁻¹.
+class Side(eqx.Module):
+    """A symmetry g: particles renumbered among equals, axes exchanged and reflected.
 
     Without a product of matrices or a decomposition, unlike `image`: for every point of a batch.
     """
+
+    order: Int[Array, " n"]
+    axes: Int[Array, " dim"]
+    signs: Float[Array, " dim"]
+
+    def turn(self, x: Float[Array, "n dim"]) -> Float[Array, "n dim"]:
+        """g x."""
+        return x[self.order][:, self.axes] * self.signs[None]
+
+    def back(self, y: Float[Array, "n dim"]) -> Float[Array, "n dim"]:
+        """g⁻¹ y."""
+        return (y * self.signs[None])[:, jnp.argsort(self.axes)][jnp.argsort(self.order)]
+
+
+def side(key: PRNGKeyArray, space: MeanFree) -> Side:
+    """One of the symmetries, at random."""
     key_order, key_axes, key_signs = jax.random.split(key, 3)
-    order = jnp.argsort(jax.random.uniform(key_order, (space.num_particles,)))
     axes = jnp.argsort(jax.random.uniform(key_axes, (space.dim,)))
-    signs = jax.random.rademacher(key_signs, (space.dim,), x.dtype)[None]
-
-    def back(y):
-        return (y * signs)[:, jnp.argsort(axes)][jnp.argsort(order)]
-
-    return x[order][:, axes] * signs, back
+    signs = jax.random.rademacher(key_signs, (space.dim,), float)
+    return Side(_order(key_order, space), axes, signs)
 
 
 def log_normal(

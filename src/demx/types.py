@@ -21,7 +21,8 @@ class Target(Protocol):
       points along the last axis, (*shape, N), in one fused pass (see `demx.energy`);
     - `shaken(x, sigma, noise)`: log p̃(x_r + σ_r ε_k), (R, K), of points (R, *shape) and a block of
       noise (*shape, K) that they share, and the function w ↦ Σ_k w_rk ∇log p̃(x_r + σ_r ε_k). Only
-      where renumbered particles, and exchanged or reflected axes, change nothing;
+      where renumbered equal particles, and exchanged or reflected axes, change nothing. A sample
+      of weight 0 has no say in it, whatever its gradient;
     - `sample(key, n)`: exact samples, and `log_z`: the exact log ∫ exp(-E);
     - `smoothed(variance)`: the target p_0 * N(0, variance), the oracle of the tests;
     - `modes`, `mode_scale`: centres and common standard deviation of its modes;

@@ -102,6 +102,7 @@ class Clipped(eqx.Module):
 
     @property
     def shared(self):
+        """That of the estimator inside, shortened; None if it has none."""
         inner = getattr(self.estimator, "shared", None)
         if inner is None:
             return None

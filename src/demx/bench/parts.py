@@ -15,6 +15,7 @@ from demx import config, resolve
 from demx.devices import chunk_rows, everywhere, map_chunks, sum_chunks
 from demx.draws import Draws, estimate_batch
 from demx.estimator import LogSumExp
+from demx.methods.matching import TOGETHER
 from demx.model import ScoreModel
 from demx.space import normal
 from demx.types import Target
@@ -34,7 +35,7 @@ def estimate(target: Target, batch: int, num_samples: int, own_noise: bool = Fal
     own_noise: every point draws K normals of its own, as the plain formulation does.
     """
     draws = Draws(num_samples, shared=not own_noise, antithetic=not own_noise)
-    x, rows = _points(target, batch), chunk_rows(batch, 16)
+    x, rows = _points(target, batch), chunk_rows(batch, TOGETHER)
     variance = jnp.full((batch // rows, rows), NOISE)
     xs = x.reshape(batch // rows, rows, *x.shape[1:])
 

@@ -29,7 +29,7 @@ from demx.space import normal
 from demx.types import Info, Target
 from demx.wrappers import Clipped
 
-WALKERS = 256  # points that walk together
+TOGETHER = 256  # points whose targets are made together
 
 
 class Regression(NamedTuple):
@@ -216,16 +216,12 @@ class Matching(eqx.Module):
                 jnp.sum(estimate.bad),
             )
 
-        if self.walk is None:
-            pool = self.draws.pool(key_pool, self.target.space)
-            one = lambda tree, chunk: slopes(tree[0], regress(tree[1:], chunk))  # noqa: E731
-            slope, seen = sum_chunks(one, (flat, pool, walk_step), chunks(rows))
-        else:
-            # a walk is one point after the other: it wants many side by side, not few in cache
-            wide = chunk_rows(size, WALKERS)
-            batch = map_chunks(regress, (None, walk_step), chunks(wide))
-            batch = jax.tree.map(lambda a: split(a.reshape(size, *a.shape[2:]), rows), batch)
-            slope, seen = sum_chunks(slopes, flat, batch)
+        pool = self.draws.pool(key_pool, self.target.space) if self.walk is None else None
+        # many points side by side, which walk or share their noise; few in cache for the network
+        wide = chunk_rows(size, TOGETHER)
+        batch = map_chunks(regress, (pool, walk_step), chunks(wide))
+        batch = jax.tree.map(lambda a: split(a.reshape(size, *a.shape[2:]), rows), batch)
+        slope, seen = sum_chunks(slopes, flat, batch)
         # over the usable points; without any it is nan and the update is not made
         usable = seen.usable.astype(seen.loss.dtype)
         share = 1 / (self.target.space.dof * jnp.where(usable > 0, usable, jnp.nan))

@@ -28,7 +28,7 @@ class Settings(eqx.Module):
     """scale: rough standard deviation of a coordinate, the unit of sigma_min and sigma_max.
     num_samples: K. num_steps, spacing: of the grid of times (see `Grid`). max_norm, max_sigmas:
     each vector of an estimate is cut to min(max_norm, max_sigmas/σ). rule: a name in `sde.RULES`.
-    shared: a step draws one pool of normals, of which every sample takes a window.
+    shared: a step draws one pool of normals, of which samples take windows.
 
     One sample holds K·d normals at a time, or the batch one pool of at least as many.
     """

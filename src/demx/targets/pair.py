@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from demx.loops import apart, rolled
+from demx.loops import apart
 from demx.space import MeanFree, Space
 from demx.targets.shaken import Shaken
 
@@ -77,7 +77,7 @@ class PairPotential(eqx.Module):
             share = jnp.where(2 * offset == n, 0.5, 1.0).astype(xs.dtype)
             force = (2 * share * slope)[:, None] * difference
             # row i of `there` is of particle i + offset: it moves on with every turn
-            return energies + share * value, here + force, rolled(there) - force
+            return energies + share * value, here + force, jnp.roll(there, -1, axis=0) - force
 
         start = (jnp.zeros_like(xs[:, 0]), jnp.zeros_like(xs), jnp.zeros_like(xs))
         energies, here, there = jax.lax.fori_loop(1, n // 2 + 1, add_offset, start)

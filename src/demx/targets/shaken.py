@@ -106,7 +106,9 @@ class Shaken:
                 shares = pairs.shares(number, sigma.dtype)
                 # a sum of slices, not of an axis: XLA makes one loop of it, without a store
                 for i in range(pairs.size):
-                    total = total + shares[i] * self.phi_and_slope(_squares(d[i], sigma, e[i]))[0]
+                    value = self.phi_and_slope(_squares(d[i], sigma, e[i]))[0]
+                    # not 0·φ: beyond the last particle φ may be infinite
+                    total = total + jnp.where(shares[i] > 0, shares[i] * value, 0.0)
                 return total
 
             zero = jnp.zeros((len(sigma), noise.shape[-1]), sigma.dtype)
@@ -135,7 +137,8 @@ class Shaken:
                 sums = jnp.einsum("gck,grk->gcr", jnp.concatenate([e, ones], axis=1), weighted)
                 pull = 2 * (d * sums[:, -1:] + sigma[None, None] * sums[:, :-1])
                 shares = pairs.shares(number, sigma.dtype)
-                return pairs.send(total, number, shares[:, None, None] * pull)
+                shares = shares[:, None, None]
+                return pairs.send(total, number, jnp.where(shares > 0, shares * pull, 0.0))
 
             return jax.lax.fori_loop(0, pairs.count, add, total), None
 
