@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from demx.loops import apart
 from demx.space import MeanFree, Space
 from demx.targets.shaken import Shaken
 
@@ -66,25 +65,25 @@ class PairPotential(eqx.Module):
         doubled = jnp.concatenate([xs, xs])
 
         def add_offset(offset, carry):
-            energies, here, there = carry
-            difference = apart(
-                offset, lambda: xs - jax.lax.dynamic_slice_in_dim(doubled, offset, n)
-            )
+            energies, gradient = carry
+            difference = xs - jax.lax.dynamic_slice_in_dim(doubled, offset, n)
             # a sum of slices, not of an axis: XLA then makes one loop of it, and of what follows
             r2 = sum(difference[:, i] ** 2 for i in range(xs.shape[1]))
             value, slope = self._phi_and_slope(r2)
             # for even n the offset n/2 meets every pair twice
             share = jnp.where(2 * offset == n, 0.5, 1.0).astype(xs.dtype)
             force = (2 * share * slope)[:, None] * difference
-            # row i of `there` is of particle i + offset: it moves on with every turn
-            return energies + share * value, here + force, jnp.roll(there, -1, axis=0) - force
+            gradient = gradient.at[:n].add(force)
+            there = jax.lax.dynamic_slice_in_dim(gradient, offset, n) - force
+            gradient = jax.lax.dynamic_update_slice_in_dim(gradient, there, offset, axis=0)
+            return energies + share * value, gradient
 
-        start = (jnp.zeros_like(xs[:, 0]), jnp.zeros_like(xs), jnp.zeros_like(xs))
-        energies, here, there = jax.lax.fori_loop(1, n // 2 + 1, add_offset, start)
+        start = (jnp.zeros_like(xs[:, 0]), jnp.zeros_like(doubled))
+        energies, gradient = jax.lax.fori_loop(1, n // 2 + 1, add_offset, start)
         centred = self.space.project_columns(xs)
         trapped = 0.5 * self.trap * jnp.sum(centred**2, axis=1)
         energy = jnp.sum(energies + trapped, axis=0)
-        gradient = here + jnp.roll(there, n // 2, axis=0) + self.trap * centred
+        gradient = gradient[:n] + gradient[n:] + self.trap * centred
         return energy / -self.temperature, gradient / -self.temperature
 
     def shaken(
