@@ -16,8 +16,8 @@ from jaxtyping import Array, Int
 def apart(counter: Int[Array, ""], make: Callable[[], Any]) -> Any:
     """make(), stored before it is used. counter: a loop's, at least 0.
 
-    make: without arguments, of arrays that it closes over. Costs a store, and of what a loop
-    multiplies or exponentiates only; small loops, and products of matrices, are not worth it.
+    make: without arguments, of arrays that it closes over. Costs a store, and some memory of the
+    compiler's: for loops with much arithmetic on long rows.
     """
     shapes = jax.eval_shape(make)
     never = lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)  # noqa: E731
