@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from demx import resolve
-from demx.bench import parts, speed
+from demx.bench import parts, speed, timing
+from demx.commands.bench import bench
 from demx.errors import UserError
 from demx.report import figures
 from demx.report import speed as tables
@@ -22,20 +23,22 @@ def quiet(text):
 
 def fake(monkeypatch, seconds=0.5):
     """Measurements that cost nothing, and the tasks that were asked for; those of torch fail."""
-    tasks = []
+    asked = []
 
-    def measure(repeats, **task):
-        tasks.append(task)
-        if task.get("torch"):
-            raise speed.NotMeasured("killed")
-        size = task["num_samples"] * task["batch"]
-        slower = {"plain_estimate": 7.0, "inner_step": 3.0}.get(task["part"], 1.0)
-        slower *= 2.0 if task.get("devices", 1) == 1 else 1.0
-        return speed.Measured(seconds * size * slower, [seconds], 1.0)
+    def in_turn(repeats, tasks, report):
+        asked.extend(tasks.values())
+        found = {}
+        for label, task in tasks.items():
+            size = task["num_samples"] * task["batch"]
+            slower = {"plain_estimate": 7.0, "inner_step": 3.0}.get(task["part"], 1.0)
+            slower *= 2.0 if task.get("devices", 1) == 1 else 1.0
+            each = [seconds * size * slower] * repeats
+            found[label] = None if task.get("torch") else timing.Measured(each[0], each, 1.0)
+        return found
 
-    monkeypatch.setattr(speed, "measure", measure)
+    monkeypatch.setattr(speed, "in_turn", in_turn)
     monkeypatch.setattr(speed, "cores", lambda: 2)
-    return tasks
+    return asked
 
 
 def test_the_estimates_that_are_timed_are_of_the_smoothed_score():
@@ -65,16 +68,45 @@ def test_a_preset_with_another_network_is_timed(network):
     assert int(state.step) == count
 
 
-def test_a_measurement_in_a_process_of_its_own():
-    found = speed.measure(2, part="estimate", target="dw4", batch=4, num_samples=8, devices=1)
-    assert found.seconds > 0 and found.gigabytes > 0.05
-    with pytest.raises(speed.NotMeasured, match="estimate of nothing"):
-        speed.measure(1, part="estimate", target="nothing", batch=4, num_samples=8)
+def test_measurements_take_turns_in_processes_of_their_own():
+    """One that cannot be made is told, and the others do not suffer."""
+    dw4 = {"part": "estimate", "target": "dw4", "batch": 4, "num_samples": 8, "devices": 1}
+    told = []
+    tasks = {"one": dw4, "no": dw4 | {"target": "nothing"}, "two": dw4 | {"num_samples": 16}}
+    found = timing.in_turn(2, tasks, told.append)
+    assert found["no"] is None and "estimate of nothing" in told[0] and len(told) == 1
+    for label in ("one", "two"):
+        assert found[label].seconds > 0 and found[label].gigabytes > 0.05
+        assert len(found[label].each) == 2
+
+
+def test_a_process_that_dies_between_two_repetitions_is_told(monkeypatch):
+    dw4 = {"part": "estimate", "target": "dw4", "batch": 4, "num_samples": 8, "devices": 1}
+    repeat = timing.Worker.repeat
+
+    def killed(worker):
+        worker.process.kill()
+        worker.process.wait()
+        return repeat(worker)
+
+    monkeypatch.setattr(timing.Worker, "repeat", killed)
+    told = []
+    assert timing.in_turn(2, {"one": dw4}, told.append) == {"one": None}
+    assert "exit code -9" in told[0]
+
+
+def test_a_ratio_is_that_of_the_rounds():
+    """A machine that is ten times slower in one round has no part in it."""
+    above = timing.Measured(3.0, [3.0, 30.0, 3.0], 1.0)
+    below = timing.Measured(1.0, [1.0, 10.0, 1.5], 1.0)
+    assert timing.ratio(above, below) == 3
+    assert timing.ratio(above, None) is None
 
 
 def test_what_cannot_be_measured_is_left_empty(monkeypatch, capsys):
     tasks = fake(monkeypatch)
-    row = speed.against_plain("lj13", 1, True, quiet)
+    row = {}
+    speed.against_plain("lj13", 1, True, quiet, row)
     # the plain formulation is timed on one device, as one would first write it
     assert row["torch_over_step"] is None and row["plain_over_estimate"] == 14
     assert row["one_device_over_step"] == 2 and row["egnn_over_network"] == 1
@@ -87,7 +119,8 @@ def test_what_cannot_be_measured_is_left_empty(monkeypatch, capsys):
     assert found["growth"]["estimate, K"]["exponent"] == pytest.approx(1)
     assert json.loads(json.dumps(found))["targets"]["lj13"]["step"]
     tables.show(found)
-    assert "how cost grows" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "how cost grows" in out and "one device ÷ all" in out and "1000" in out
     assert "exponent 1.00" in figures.growth(found["growth"])
 
 
@@ -122,15 +155,25 @@ def test_a_wrong_native_program_is_told_before_anything_is_timed(monkeypatch, tm
     assert not tasks
 
 
-def test_what_was_measured_before_an_interrupt_is_kept(monkeypatch):
+def test_what_was_measured_before_an_interrupt_is_kept(monkeypatch, capsys):
+    """Also of the target that was not finished; and the exit code is that of Ctrl-C."""
     fake(monkeypatch)
+    rounds = speed.in_turn
 
-    def interrupt(repeats, report):
-        raise KeyboardInterrupt
+    def interrupted(repeats, tasks, report):
+        if "step" in tasks:
+            raise KeyboardInterrupt
+        return rounds(repeats, tasks, report)
 
-    monkeypatch.setattr(speed, "growth", interrupt)
+    monkeypatch.setattr(speed, "in_turn", interrupted)
+    with pytest.raises(SystemExit) as end:
+        bench("speed", targets=("dw4,lj13",), repeats=1)
+    assert end.value.code == 130
+    out = capsys.readouterr().out
+    assert "plain JAX ÷ ours" in out and "EGNN ÷ ours" in out and "inner step" not in out
+    assert "dw4" in out and "lj13" not in out
     found = speed.run(("dw4",), 1, None, True, quiet)
-    assert found["targets"]["dw4"]["step"] and "growth" not in found
+    assert found["targets"]["dw4"]["estimate"] and "growth" not in found
     assert found["versions"]["jax"] == jax.__version__
 
 

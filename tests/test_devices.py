@@ -49,7 +49,7 @@ target, full = resolve.resolve("gmm40", settings=settings)
 method = config.build_method("idem", target, full)
 state = method.init(jax.random.key(0))
 jax.config.update("jax_log_compiles", True)
-programs = {"fill": 0, "descend": 0}
+programs = {"fill": 0, "prepare": 0, "descend": 0}
 class Count(logging.Handler):
     def emit(self, record):
         for name in programs:
@@ -88,7 +88,7 @@ def test_three_devices_give_what_one_gives():
     assert three["norm"] == pytest.approx(one["norm"], rel=1e-3)
     assert three["log_prob"] == pytest.approx(one["log_prob"], abs=1e-2)
     np.testing.assert_allclose(three["x"], one["x"], atol=1e-3)
-    assert one["programs"] == three["programs"] == {"fill": 1, "descend": 1}
+    assert one["programs"] == three["programs"] == {"fill": 1, "prepare": 1, "descend": 1}
 
 
 def test_one_device_needs_no_placement():

@@ -15,7 +15,7 @@ from demx import config, resolve
 from demx.devices import chunk_rows, everywhere, map_chunks, sum_chunks
 from demx.draws import Draws, estimate_batch
 from demx.estimator import LogSumExp
-from demx.methods.matching import TOGETHER
+from demx.methods.regression import TOGETHER
 from demx.model import ScoreModel
 from demx.space import normal
 from demx.types import Target

@@ -2,19 +2,14 @@
 
 import importlib.metadata
 import importlib.util
-import json
-import math
-import os
 import platform
 import re
-import statistics
 import subprocess
-import sys
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from demx.bench.timing import Report, in_turn, ratio
 from demx.errors import UserError
 from demx.machine import cores
 
@@ -27,86 +22,70 @@ SIZES = {  # batch and K of the public configurations
 # rounds of the EGNN of the public configurations
 ROUNDS = {"dw4": 3, "lj13": 5, "lj55": 5}
 LEAN = {"kind": "lean"}
-# large blocks stay with the process instead of going back to the system after each use: several
-# times faster for formulations with large arrays, so this is the fair comparison
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 35), "MALLOC_TRIM_THRESHOLD_": str(1 << 35)}
-Report = Callable[[str], None]
+SAMPLES = {"gmm40": 1000, "dw4": 1000, "lj13": 1000, "lj55": 128}  # of an outer loop there
+RATIOS = {  # how many times longer the first takes than the second
+    "plain_over_estimate": ("plain_estimate", "estimate"),
+    "plain_over_own_noise": ("plain_estimate", "estimate_own_noise"),
+    "egnn_over_network": ("network_egnn", "network"),
+    "one_device_over_step": ("step_one_device", "step"),
+    "one_core_over_step": ("step_one_core", "step"),
+    "torch_over_estimate": ("torch_estimate", "estimate"),
+    "torch_over_step": ("torch_step", "step"),
+    "torch_over_sample": ("torch_euler", "sample"),
+}
 
 
-class Measured(NamedTuple):
-    """Median seconds over the repetitions, all of them, and the peak memory of the process."""
-
-    seconds: float
-    each: list[float]
-    gigabytes: float
-
-
-class NotMeasured(RuntimeError):
-    """A process ended without a result: too little memory, most often."""
-
-
-def measure(repeats: int, **task: Any) -> Measured:
-    """One measurement in a process of its own."""
-    command = [sys.executable, "-m", "demx.bench.worker", json.dumps({"repeats": repeats, **task})]
-    done = subprocess.run(command, env=os.environ | ALLOCATOR, capture_output=True, text=True)
-    if done.returncode:
-        what = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise NotMeasured(f"{task['part']} of {task['target']}: {what}")
-    found = json.loads(done.stdout.splitlines()[-1])
-    seconds = found["seconds"]
-    return Measured(statistics.median(seconds), seconds, found["peak_gigabytes"])
-
-
-def against_plain(name: str, repeats: int, with_torch: bool, report: Report) -> dict[str, Any]:
-    """One target: estimator, network, inner step and sampling, ours and the plain ones."""
+def groups(name: str, with_torch: bool) -> list[dict[str, dict[str, Any]]]:
+    """The tasks of one target by label; those of a group are compared, and take turns."""
     batch, num_samples = SIZES[name]
-    every = cores()
     sizes = {"target": name, "batch": batch, "num_samples": num_samples}
-    row: dict[str, Any] = {"batch": batch, "K": num_samples, "devices": every}
-
-    def take(label: str, **task: Any) -> float:
-        report(f"{name}: {label}")
-        try:
-            found = measure(repeats, **{**sizes, **task})
-        except NotMeasured as error:  # what was measured before is not lost
-            report(f"not measured: {error}")
-            row[label] = None
-            return float("nan")
-        row[label] = found.seconds
-        row[f"{label}_each"] = found.each
-        row[f"{label}_gigabytes"] = found.gigabytes
-        return found.seconds
-
-    def ratio(label: str, above: float, below: float) -> None:
-        row[label] = above / below if math.isfinite(above / below) else None
-
-    fused = take("estimate", part="estimate", devices=every)
-    own = take("estimate_own_noise", part="estimate", devices=every, own_noise=True)
-    plain = take("plain_estimate", part="plain_estimate")
-    ratio("plain_over_estimate", plain, fused)
-    ratio("plain_over_own_noise", plain, own)
+    every = sizes | {"devices": cores()}
+    torch = sizes | {"torch": True}
     ours = {"network": LEAN if name != "gmm40" else None}
-    network = take("network", part="network_gradient", devices=every, **ours)
-    step = take("step", part="inner_step", devices=every, **ours)
-    ratio("one_device_over_step", take("step_one_device", part="inner_step", **ours), step)
-    # one device may still use every core: XLA cuts large operations up by itself
-    alone = take("step_one_core", part="inner_step", cores=1, **ours)
-    ratio("one_core_over_step", alone, step)
-    # as many points as the public code draws in an outer loop
-    points = row["samples"] = 128 if name == "lj55" else 1000
-    sample = take("sample", part="sampling", batch=points, devices=every)
+    estimates = {
+        "estimate": every | {"part": "estimate"},
+        "estimate_own_noise": every | {"part": "estimate", "own_noise": True},
+        "plain_estimate": sizes | {"part": "plain_estimate"},
+    }
+    networks = {"network": every | {"part": "network_gradient"} | ours}
     if name != "gmm40":
-        like_published = {"kind": "egnn", "depth": ROUNDS[name]}
-        egnn = {"part": "network_gradient", "devices": every, "network": like_published}
-        ratio("egnn_over_network", take("network_egnn", **egnn), network)
+        like_published = {"network": {"kind": "egnn", "depth": ROUNDS[name]}}
+        networks["network_egnn"] = every | {"part": "network_gradient"} | like_published
+    steps = {
+        "step": every | {"part": "inner_step"} | ours,
+        # may still use every core: XLA cuts large operations up by itself
+        "step_one_device": sizes | {"part": "inner_step"} | ours,
+        "step_one_core": sizes | {"part": "inner_step", "cores": 1} | ours,
+    }
+    samples = {"sample": every | {"part": "sampling", "batch": SAMPLES[name]}}
     if with_torch:
-        ratio("torch_over_estimate", take("torch_estimate", part="estimate", torch=True), fused)
-        ratio("torch_over_step", take("torch_step", part="inner_step", torch=True), step)
+        estimates["torch_estimate"] = torch | {"part": "estimate"}
+        steps["torch_step"] = torch | {"part": "inner_step"}
         # seconds of 1000 equal steps, of which a few are timed
-        steps = 2 if name == "lj55" else 5
-        euler = {"part": "sampling", "torch": True, "batch": points, "steps": steps}
-        ratio("torch_over_sample", take("torch_euler", **euler), sample)
-    return row
+        few = {"batch": SAMPLES[name], "steps": 2 if name == "lj55" else 5}
+        samples["torch_euler"] = torch | {"part": "sampling"} | few
+    return [estimates, networks, steps, samples]
+
+
+def against_plain(
+    name: str, repeats: int, with_torch: bool, report: Report, row: dict[str, Any]
+) -> None:
+    """One target: estimator, network, inner step and sampling, ours and the plain ones.
+
+    Group by group into `row`, so that nothing is lost if it ends early.
+    """
+    batch, num_samples = SIZES[name]
+    row |= {"batch": batch, "K": num_samples, "devices": cores(), "samples": SAMPLES[name]}
+    for tasks in groups(name, with_torch):
+        report(f"{name}: {', '.join(tasks)}")
+        found = in_turn(repeats, tasks, report)
+        for label, one in found.items():
+            row[label] = None if one is None else one.seconds
+            if one is not None:
+                row[f"{label}_each"], row[f"{label}_gigabytes"] = one.each, one.gigabytes
+        for label, (above, below) in RATIOS.items():
+            if above in found:
+                row[label] = ratio(found[above], found[below])
 
 
 class Limit(NamedTuple):
@@ -144,10 +123,9 @@ def against_native(limits: list[Limit], repeats: int, report: Report) -> dict[st
     for name, batch, num_samples, seconds in limits:
         report(f"{name}: estimate beside the native limit")
         sizes = {"target": name, "batch": batch, "num_samples": num_samples}
-        try:
-            ours = measure(repeats, part="estimate", devices=min(2, cores()), **sizes)
-        except NotMeasured as error:
-            report(f"not measured: {error}")
+        task = sizes | {"part": "estimate", "devices": min(2, cores())}
+        ours = in_turn(repeats, {"estimate": task}, report)["estimate"]
+        if ours is None:
             continue
         rows[name] = {
             "batch": batch,
@@ -178,16 +156,12 @@ def growth(repeats: int, report: Report) -> dict[str, Any]:
     found = {}
     for label, (part, base, vary, values) in lines.items():
         report(f"growth: {label}")
-        points = []
+        tasks = {}
         for value in values:
             change = {vary: value} if vary in base else {"settings": {vary: value}}
-            try:
-                measured = measure(repeats, part=part, devices=cores(), **{**base, **change})
-            except NotMeasured as error:
-                report(f"not measured: {error}")
-                continue
-            points.append((value, measured.seconds))
-        found[label] = _line(points)
+            tasks[value] = base | {"part": part, "devices": cores()} | change
+        measured = in_turn(repeats, tasks, report)
+        found[label] = _line([(size, one.seconds) for size, one in measured.items() if one])
     return found
 
 
@@ -222,14 +196,16 @@ def run(
         "targets": {},
     }
     try:
-        for target in targets:
-            found["targets"][target] = against_plain(target, repeats, with_torch, report)
-        if limits:
+        if limits:  # at once, since the program has just run
             found["native"] = against_native(limits, repeats, report)
+        for target in targets:
+            row = found["targets"].setdefault(target, {})
+            against_plain(target, repeats, with_torch, report, row)
         if with_growth:
             found["growth"] = growth(repeats, report)
     except KeyboardInterrupt:
         report("stopped: what was measured so far follows")
+        found["stopped"] = True
     return found
 
 

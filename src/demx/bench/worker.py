@@ -1,7 +1,8 @@
 """One measurement in a process of its own: `python -m demx.bench.worker TASK`, a JSON object.
 
-Prints a JSON object: the seconds of every repetition and the peak memory of the process. A
-process a measurement, so that memory is its own and devices can differ.
+Prints a JSON object when it is ready, and one for each line on standard input: the seconds of one
+repetition, and the peak memory of the process so far. A process a measurement, so that memory is
+its own and devices can differ.
 """
 
 import json
@@ -57,15 +58,15 @@ def main() -> None:
     if "cores" in task and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: task["cores"]])
     run, divide = (_run_torch if task.get("torch") else _run_jax)(task)
-    run()
-    seconds = []
-    for _ in range(task.get("repeats", 5)):
+    run()  # compiled now
+    unit = 2**30 if sys.platform == "darwin" else 2**20
+    print(json.dumps({"ready": True}), flush=True)
+    for _ in sys.stdin:
         started = time.perf_counter()
         run()
-        seconds.append((time.perf_counter() - started) / divide)
-    unit = 2**30 if sys.platform == "darwin" else 2**20
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
-    print(json.dumps({"seconds": seconds, "peak_gigabytes": peak}))
+        seconds = (time.perf_counter() - started) / divide
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+        print(json.dumps({"seconds": seconds, "peak_gigabytes": peak}), flush=True)
 
 
 if __name__ == "__main__":

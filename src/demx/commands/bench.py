@@ -23,25 +23,28 @@ def bench(
     """Time the parts of demx here, against plain formulations of the same mathematics.
 
     Estimator, network, inner step and sampling, against vmap(value_and_grad) in JAX and, if torch
-    is installed, eager PyTorch. Every measurement is a process of its own; nothing else should run.
-    About a quarter of an hour on two cores, twice that with PyTorch. Ctrl-C shows what there is.
+    is installed (pip install torch), eager PyTorch. Every measurement is a process of its own, and
+    those that are compared take turns; nothing else should run. About a quarter of an hour on two
+    cores. Ctrl-C shows what there is.
 
     Args:
         what: what is timed.
-        targets: which of gmm40, dw4, lj13, lj55.
+        targets: which of gmm40, dw4, lj13, lj55, with spaces or commas between.
         repeats: the median of so many is shown.
-        native: a program that prints the native limit, one line a target.
+        native: a program that prints the native limit of an estimate, a line for each target:
+            LJ-13 B=512 K=1024 threads=2 seconds=0.05
         growth: measure also how cost grows with K, batch, particles and dimension.
         json: print numbers as JSON.
-        plot: SVG file for the growth, on logarithmic axes.
+        plot: SVG file for the growth, on logarithmic axes; implies --growth.
     """
     from demx.bench import speed
     from demx.report import speed as tables
 
     if repeats < 1:
         raise UserError(f"repeats: expected at least 1, got {repeats}")
+    named = tuple(name for words in targets for name in words.split(",") if name)
     found = speed.run(
-        targets, repeats, native, growth or plot is not None,
+        named, repeats, native, growth or plot is not None,
         lambda text: print(text, file=sys.stderr, flush=True),
     )  # fmt: skip
     if json:
@@ -54,3 +57,5 @@ def bench(
         from demx.report import figures
 
         Path(plot).write_text(figures.growth(found["growth"]))
+    if found.get("stopped"):
+        sys.exit(130)

@@ -18,13 +18,14 @@ from demx.methods.annealing import Annealing
 from demx.methods.diffusion import Diffusion, Pin
 from demx.methods.matching import Matching, State
 from demx.methods.moves import Moves
+from demx.methods.regression import Regression
 from demx.methods.strays import Strays
 from demx.methods.training import Training
 from demx.methods.walk import Walk
 from demx.model import Precondition, ScoreModel
 from demx.noise import Noise
 from demx.sde import Grid, Rule
-from demx.types import Info, Method, Samples, Target
+from demx.types import Method, Samples, Target
 
 CHUNK = 1024  # samples drawn by one compiled call: bounds memory, compiles once
 
@@ -79,38 +80,34 @@ def _diffusion(target: Target, parts: Parts) -> Diffusion:
 
 def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> Method:
     target, space = diffusion.target, diffusion.target.space
-    engine = Matching(
+    training = parts.training
+    regression = Regression(
         target,
         parts.noise,
         parts.estimator,
         parts.draws,
         parts.buffer,
-        parts.training,
-        collect,
+        training.batch_size,
+        training.prior_fraction,
         diffusion.prior,
-        collect_calls,
-        parts.moves,
         parts.strays,
         parts.walk,
+    )
+    engine = Matching(
+        target, regression, training, collect, diffusion.prior, collect_calls, parts.moves
     )
 
     @eqx.filter_jit  # one program, not one for each of its dozens of small operations
     def init(key: PRNGKeyArray) -> State:
         model = ScoreModel(parts.network(key), diffusion.precondition, diffusion.noise, space)
-        contents = engine.buffer.init(space)
+        contents = parts.buffer.init(space)
         if parts.warm_start is not None:
             points = space.project(jnp.asarray(parts.warm_start, float))
             log_density = jnp.zeros(len(points))
-            if engine.buffer.needs_energy:
+            if parts.buffer.needs_energy:
                 log_density = evaluate(target, points).log_density
-            contents = engine.buffer.add(contents, points, log_density)
+            contents = parts.buffer.add(contents, points, log_density)
         return engine.init(model, contents)
-
-    fill, descend = eqx.filter_jit(engine.fill), eqx.filter_jit(engine.descend)
-
-    def step(key: PRNGKeyArray, state: State) -> tuple[State, Info]:
-        key_fill, key_inner, state = everywhere((*jax.random.split(key), state))
-        return descend(key_inner, state, fill(key_fill, state))
 
     @eqx.filter_jit
     def draw(key: PRNGKeyArray, model: ScoreModel, n: int) -> Array:
@@ -172,11 +169,11 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
         return density(everywhere(state.average), xs)
 
     at_init = 0
-    if parts.warm_start is not None and engine.buffer.needs_energy:
+    if parts.warm_start is not None and parts.buffer.needs_energy:
         at_init = len(parts.warm_start)
     parts.grid.check(parts.noise)
     made = Method(
-        init, step, sample, engine.calls_per_step, at_init, anneal=anneal,
+        init, engine.stepper(), sample, engine.calls_per_step, at_init, anneal=anneal,
         outer_steps=parts.training.outer_steps,
         sample_calls=lambda n: n * diffusion.calls_per_sample,
     )  # fmt: skip

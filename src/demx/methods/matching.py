@@ -1,8 +1,9 @@
 """The matching engine: an outer loop fills a buffer, an inner loop regresses (algorithm 1).
 
 `collect(key, model)` gives the points that the outer loop puts into the buffer; it is all that
-iDEM and pDEM differ in. One outer loop is `fill` and `descend`, two compiled functions: what
-compiling the first took can be given back before the second. The inner loop is one scan.
+iDEM and pDEM differ in. One outer loop is `fill`, `prepare` (the batches of all inner steps) and
+`descend` (the inner steps, one scan), compiled one after the other: what compiling one took can
+be given back before the next.
 """
 
 from collections.abc import Callable
@@ -12,44 +13,32 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
-from demx.buffer import Buffer, Contents
-from demx.devices import chunk_rows, map_chunks, sum_chunks
-from demx.draws import Draws, estimate_batch
+from demx.buffer import Contents
+from demx.devices import chunk_rows, everywhere, sum_chunks
 from demx.energy import evaluate
-from demx.estimator import Estimate, Estimator
 from demx.methods.moves import Moves
-from demx.methods.strays import Strays
+from demx.methods.regression import Batch, Regression
 from demx.methods.training import Training
-from demx.methods.walk import Walk
 from demx.model import ScoreModel, average, flatten
-from demx.noise import Noise
-from demx.space import normal
 from demx.types import Info, Target
-from demx.wrappers import Clipped
-
-TOGETHER = 256  # points whose targets are made together
-
-
-class Regression(NamedTuple):
-    """Fit s_θ(t, x_t) to `score` with `weight`; a weight of 0 leaves a point out."""
-
-    t: Float[Array, " B"]
-    x_t: Float[Array, "B ..."]
-    score: Float[Array, "B ..."]
-    weight: Float[Array, " B"]
-    estimate: Estimate
 
 
 class Seen(NamedTuple):
-    """Sums over a batch: loss, points with a target, ess of those, clipped shares, bad energies."""
+    """Of each inner step: loss, length of its gradient, and whether the update was made.
 
-    loss: Float[Array, "*steps"]
-    usable: Int[Array, "*steps"]
-    ess: Float[Array, "*steps"]
-    clipped: Float[Array, "*steps"]
-    bad: Int[Array, "*steps"]
+    ess, clipped: means over the points. usable: points that have a target, bad: energies that are
+    not finite.
+    """
+
+    loss: Float[Array, " steps"]
+    norm: Float[Array, " steps"]
+    made: Float[Array, " steps"]
+    ess: Float[Array, " steps"]
+    clipped: Float[Array, " steps"]
+    usable: Int[Array, " steps"]
+    bad: Int[Array, " steps"]
 
 
 class Filled(NamedTuple):
@@ -80,24 +69,20 @@ class Matching(eqx.Module):
     """The engine. `collect` and `prior` come from the method; the rest are values."""
 
     target: Target
-    noise: Noise
-    estimator: Estimator
-    draws: Draws
-    buffer: Buffer
+    regression: Regression
     training: Training
     collect: Callable[[PRNGKeyArray, ScoreModel], Array]
     prior: Callable[[PRNGKeyArray, int], Array]
     collect_calls: int = 0
     moves: Moves | None = None
-    strays: Strays | None = None
-    walk: Walk | None = None
 
     def init(self, model: ScoreModel, contents: Contents | None = None) -> State:
         flat, model_of = flatten(model)
-        contents = self.buffer.init(self.target.space) if contents is None else contents
+        contents = self.regression.buffer.init(self.target.space) if contents is None else contents
         opt_state = self.training.transformation(model_of).init(flat)
         step_size = jnp.asarray(0.0 if self.moves is None else self.moves.step_size, float)
-        walk_step = jnp.asarray(0.0 if self.walk is None else self.walk.step, float)
+        walk = self.regression.walk
+        walk_step = jnp.asarray(0.0 if walk is None else walk.step, float)
         return State(model, model, opt_state, contents, jnp.zeros((), int), step_size, walk_step)
 
     def fill(self, key: PRNGKeyArray, state: State) -> Filled:
@@ -119,166 +104,118 @@ class Matching(eqx.Module):
             points = jnp.where(inside.reshape(keep.shape), moved.points, points)
             log_density = moved.log_density
             lost = lost + jnp.sum(~inside)
-        elif self.buffer.needs_energy:
+        elif self.regression.buffer.needs_energy:
             log_density, _, bad = evaluate(self.target, points)
             lost = lost + jnp.sum(bad)
-        contents = self.buffer.add(state.contents, points, log_density)
+        contents = self.regression.buffer.add(state.contents, points, log_density)
         return Filled(contents, lost, step_size, acceptance)
 
-    def regress(
-        self,
-        key: PRNGKeyArray,
-        place: Int[Array, ""],
-        x_0: Float[Array, "rows ..."],
-        pool: Array | None,
-        walk_step: Array,
-        weight: Callable[[Array], Array],
-    ) -> Regression:
-        """t uniform (stratified), x_t = x_0 + σ_t ε, S_K(x_t, t) for a chunk of the batch.
+    def prepare(self, keys: Key[Array, " steps"], state: State) -> tuple[Batch, Float[Array, ""]]:
+        """A batch for each key, stacked, and the step of the walks after them."""
+        weight = state.model.precondition.weight
+        return self.regression.batches(keys, state.contents, state.walk_step, weight)
 
-        x_0: points of the buffer. place: the number that the first of them has in the batch.
-        """
-        rows = x_0.shape[0]
-        size, space = self.training.batch_size, self.target.space
-        key_prior, key_coin, key_time, key_noise, key_score, key_stray = jax.random.split(key, 6)
-        shape = (-1,) + (1,) * len(space.shape)
-        if self.training.prior_fraction > 0:
-            coin = jax.random.bernoulli(key_coin, self.training.prior_fraction, (rows,))
-            coin = coin.reshape(shape)
-            x_0 = jnp.where(coin, self.prior(key_prior, rows), x_0)
-        # one time in each of B equal intervals: uniform, with less noise between batches
-        numbers = (place + jnp.arange(rows)).astype(x_0.dtype)
-        t = (numbers + jax.random.uniform(key_time, (rows,))) / size
-        v = jax.vmap(self.noise.variance)(t)
-        spread = jnp.sqrt(v)
-        if self.strays is not None:
-            factor = self.strays.factors(key_stray, rows)
-            spread = spread * factor
-        x_t = x_0 + spread.reshape(shape) * normal(key_noise, space, (rows,))
-        if self.strays is not None:
-            x_0 = self.strays.origins(x_0, factor, v)
-        if self.training.prior_fraction > 0:
-            # a point of the prior is no draw of p(x_0 | x_t): there is nothing to keep
-            x_0 = jnp.where(coin, jnp.nan, x_0)
-        if self.walk is None:
-            keys = jax.random.split(key_score, rows)
-            estimate = estimate_batch(
-                keys, pool, self.estimator, self.draws, self.target, v, x_t, x_0
-            )
-        else:
-            estimate = self.walk(key_score, self.target, v, x_t, x_0, walk_step)
-            if isinstance(self.estimator, Clipped):
-                clip = lambda e, v: self.estimator.clip(e, space, v)  # noqa: E731
-                estimate = jax.vmap(clip)(estimate, v)
-        axes = tuple(range(1, x_t.ndim))
-        usable = jnp.all(jnp.isfinite(estimate.score), axis=axes)
-        keep = usable.reshape(shape)
-        score = jnp.where(keep, estimate.score, 0.0)
-        weights = jax.vmap(weight)(v) * usable.astype(v.dtype)
-        return Regression(t, x_t, score, weights, estimate)
-
-    def gradient(
-        self, key, flat: Array, model_of, contents: Contents, walk_step: Array
-    ) -> tuple[Array, Seen]:
-        """Gradient of the mean loss over one batch, and what was seen on the way.
+    def gradient(self, flat: Array, model_of, batch: Batch) -> tuple[Array, Array]:
+        """Mean loss over one batch, and its gradient.
 
         flat: all parameters in one vector, of which `model_of` makes a model. Chunk by chunk:
-        neither the network's activations nor the K samples leave the cache.
+        the network's activations stay in cache.
         """
-        key_pool, key_points, key_chunks = jax.random.split(key, 3)
-        size, model = self.training.batch_size, model_of(flat)
-        rows = chunk_rows(size, model.rows_in_cache)
-        x_0 = self.buffer.sample(key_points, contents, size)
+        size = self.training.batch_size
+        rows = chunk_rows(size, model_of(flat).rows_in_cache)
 
-        def split(a: Array, rows: int) -> Array:
-            return a.reshape(-1, rows, *a.shape[1:])
-
-        def regress(tree, chunk) -> Regression:
-            return self.regress(*chunk, *tree, model.precondition.weight)
-
-        def chunks(rows: int):
-            keys = jax.random.split(key_chunks, size // rows)
-            return keys, jnp.arange(0, size, rows), split(x_0, rows)
-
-        def loss(flat, batch: Regression) -> Array:
+        def loss(flat, batch: Batch) -> Array:
             error = jax.vmap(model_of(flat))(batch.t, batch.x_t) - batch.score
             squared = jnp.sum(error**2, axis=tuple(range(1, error.ndim)))
             return jnp.sum(batch.weight * squared)
 
-        def slopes(flat, batch: Regression) -> tuple[Array, Seen]:
-            value, slope = jax.value_and_grad(loss)(flat, batch)
-            usable, estimate = batch.weight > 0, batch.estimate
-            return slope, Seen(
-                value,
-                jnp.sum(usable),
-                jnp.sum(estimate.ess, where=usable),
-                jnp.sum(estimate.clipped),
-                jnp.sum(estimate.bad),
-            )
-
-        pool = self.draws.pool(key_pool, self.target.space) if self.walk is None else None
-        # many points side by side, which walk or share their noise; few in cache for the network
-        wide = chunk_rows(size, TOGETHER)
-        batch = map_chunks(regress, (pool, walk_step), chunks(wide))
-        batch = jax.tree.map(lambda a: split(a.reshape(size, *a.shape[2:]), rows), batch)
-        slope, seen = sum_chunks(slopes, flat, batch)
+        chunks = jax.tree.map(lambda a: a.reshape(-1, rows, *a.shape[1:]), batch)
+        total = sum_chunks(jax.value_and_grad(loss), flat, chunks)
         # over the usable points; without any it is nan and the update is not made
-        usable = seen.usable.astype(seen.loss.dtype)
+        usable = jnp.sum(batch.weight > 0).astype(flat.dtype)
         share = 1 / (self.target.space.dof * jnp.where(usable > 0, usable, jnp.nan))
-        return share * slope, seen._replace(
-            loss=share * seen.loss, ess=seen.ess / usable, clipped=seen.clipped / size
-        )
+        return jax.tree.map(lambda a: share * a, total)
 
-    def descend(self, key: PRNGKeyArray, state: State, filled: Filled) -> tuple[State, Info]:
-        """The inner loop on a buffer that was filled."""
-        contents = filled.contents
+    def descend(self, state: State, batches: Batch) -> tuple[State, Seen]:
+        """An inner step for each of the stacked batches."""
         flat, model_of = flatten(state.model)
         optimiser = self.training.transformation(model_of)
         mean, _ = flatten(state.average)
 
-        def inner(carry, key):
-            flat, mean, opt_state, step, walk_step = carry
-            gradient, seen = self.gradient(key, flat, model_of, contents, walk_step)
-            if self.walk is not None:
-                walk_step = self.walk.adapted(walk_step, jnp.nan_to_num(seen.ess))
+        def inner(carry, batch: Batch):
+            flat, mean, opt_state, step = carry
+            loss, gradient = self.gradient(flat, model_of, batch)
             norm = jnp.linalg.norm(gradient)
-            finite = jnp.isfinite(norm) & jnp.isfinite(seen.loss)
+            finite = jnp.isfinite(norm) & jnp.isfinite(loss)
             # optax mixes integers and floats; under strict promotion that has to be allowed
             with jax.numpy_dtype_promotion("standard"):
                 updates, new_opt_state = optimiser.update(gradient, opt_state, flat)
             new_flat = flat + updates
             new = new_flat, average(mean, new_flat, self.training.ema, step), new_opt_state
             kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, (flat, mean, opt_state))
-            return (*kept, step + 1, walk_step), (seen, norm, finite)
+            return (*kept, step + 1), (loss, norm, finite.astype(norm.dtype))
 
-        steps = self.training.inner_steps
-        start = (flat, mean, state.optimiser, state.step, state.walk_step)
-        end, (seen, norm, made) = jax.lax.scan(inner, start, jax.random.split(key, steps))
-        flat, mean, opt_state, count, walk_step = end
-        finite_loss = jnp.isfinite(seen.loss)
-        info = Info(
-            # updates that were skipped do not enter the mean; they are counted in `skipped`
-            jnp.mean(seen.loss, where=finite_loss),
-            jnp.mean(norm, where=finite_loss),
-            jnp.mean(seen.ess, where=finite_loss),
-            jnp.mean(seen.clipped),
-            jnp.sum(seen.bad) + filled.lost,
-            steps * self.training.batch_size - jnp.sum(seen.usable),
-            jnp.mean((~made).astype(norm.dtype)),
-            filled.acceptance,
+        start = (flat, mean, state.optimiser, state.step)
+        (flat, mean, opt_state, count), of_steps = jax.lax.scan(inner, start, batches)
+        usable = batches.weight > 0
+        seen = Seen(
+            *of_steps,
+            jnp.mean(batches.ess, axis=1, where=usable),
+            jnp.mean(batches.clipped, axis=1),
+            jnp.sum(usable, axis=1),
+            jnp.sum(batches.bad, axis=1),
         )
         model, mean = model_of(flat), model_of(mean)
-        return State(model, mean, opt_state, contents, count, filled.step_size, walk_step), info
+        made = State(
+            model, mean, opt_state, state.contents, count, state.step_size, state.walk_step
+        )
+        return made, seen
+
+    def summary(self, filled: Filled, parts: list[Seen]) -> Info:
+        """Of a whole outer loop, whose inner steps came in parts."""
+        seen = jax.tree.map(lambda *a: jnp.concatenate(a), *parts)
+        finite = jnp.isfinite(seen.loss)
+        return Info(
+            # updates that were skipped do not enter the mean; they are counted in `skipped`
+            jnp.mean(seen.loss, where=finite),
+            jnp.mean(seen.norm, where=finite),
+            jnp.mean(seen.ess, where=finite),
+            jnp.mean(seen.clipped),
+            jnp.sum(seen.bad) + filled.lost,
+            self.training.inner_steps * self.training.batch_size - jnp.sum(seen.usable),
+            jnp.mean(1 - seen.made),
+            filled.acceptance,
+        )
+
+    def stepper(self) -> Callable[[PRNGKeyArray, State], tuple[State, Info]]:
+        """step(key, state): one outer loop, of programs that are compiled once."""
+        fill, prepare, descend, summary = (
+            eqx.filter_jit(f) for f in (self.fill, self.prepare, self.descend, self.summary)
+        )
+        steps = self.training.inner_steps
+        together = self.regression.at_once(steps)
+
+        def step(key: PRNGKeyArray, state: State) -> tuple[State, Info]:
+            key_fill, key_inner, state = everywhere((*jax.random.split(key), state))
+            filled = fill(key_fill, state)
+            state = eqx.tree_at(
+                lambda s: (s.contents, s.step_size), state, (filled.contents, filled.step_size)
+            )
+            seen = []
+            for keys in jax.random.split(key_inner, (steps // together, together)):
+                batches, walk_step = prepare(keys, state)
+                state = eqx.tree_at(lambda s: s.walk_step, state, walk_step)
+                state, of_part = descend(state, batches)
+                seen.append(of_part)
+            return state, summary(filled, seen)
+
+        return step
 
     @property
     def calls_per_step(self) -> int:
         """Energy calls of one outer loop."""
         training = self.training
-        cost = self.estimator.cost * self.draws.num_samples
-        if self.walk is not None:
-            cost = self.walk.calls
-        regressions = training.inner_steps * training.batch_size * cost
-        filling = training.new_samples if self.buffer.needs_energy else 0
+        filling = training.new_samples if self.regression.buffer.needs_energy else 0
         if self.moves is not None:
             filling = self.moves.calls(training.new_samples)
-        return regressions + filling + self.collect_calls
+        return training.inner_steps * self.regression.calls + filling + self.collect_calls

@@ -6,41 +6,45 @@ from rich.console import Console
 from rich.table import Table
 
 COLUMNS = (
-    ("estimate", "estimate s"),
-    ("plain_over_estimate", "estimate, plain/ours"),
-    ("plain_over_own_noise", "the same, own noise"),
-    ("torch_over_estimate", "estimate, torch/ours"),
-    ("network", "network s"),
-    ("egnn_over_network", "EGNN/ours"),
-    ("step", "step s"),
-    ("one_device_over_step", "1 device/all"),
-    ("one_core_over_step", "1 core/all"),
-    ("torch_over_step", "step, torch/ours"),
-    ("samples", "samples drawn"),
-    ("sample", "sampling s"),
-    ("torch_over_sample", "sampling, torch/ours"),
-    ("step_gigabytes", "step GB"),
-    ("torch_step_gigabytes", "torch GB"),
+    ("estimate", "estimate, s"),
+    ("plain_over_estimate", "  plain JAX ÷ ours"),
+    ("plain_over_own_noise", "  the same, own noise"),
+    ("torch_over_estimate", "  torch ÷ ours"),
+    ("network", "network, s"),
+    ("egnn_over_network", "  EGNN ÷ ours"),
+    ("step", "inner step, s"),
+    ("one_device_over_step", "  one device ÷ all"),
+    ("one_core_over_step", "  one core ÷ all"),
+    ("torch_over_step", "  torch ÷ ours"),
+    ("sample", "samples, s"),
+    ("samples", "  so many"),
+    ("torch_over_sample", "  torch ÷ ours"),
+    ("step_gigabytes", "peak of the step, GB"),
+    ("torch_step_gigabytes", "  of torch, GB"),
 )
 
 
 def _show(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, int) else f"{value:.3g}"
 
 
 def show(found: dict[str, Any]) -> None:
     """Seconds are medians; ratios are how many times faster demx is."""
     console = Console()
-    title = f"{found['cores']} cores, median of {found['repeats']}; a/ours: how many times faster"
+    title = f"{found['cores']} cores, median of {found['repeats']}; a ÷ ours: times faster"
     table = Table(title=title)
     table.add_column("")
-    for name, row in found["targets"].items():
+    begun = {name: row for name, row in found["targets"].items() if "estimate" in row}
+    for name, row in begun.items():
         table.add_column(f"{name}\n{row['batch']} × {row['K']}", justify="right")
     for key, label in COLUMNS:
-        values = [row.get(key) for row in found["targets"].values()]
+        values = [row.get(key) for row in begun.values()]
         if any(value is not None for value in values):
             table.add_row(label, *map(_show, values))
-    console.print(table)
+    if begun:
+        console.print(table)
     if not found["torch"]:
         console.print("torch is not installed: no comparison with it")
     for name, row in found.get("native", {}).items():

@@ -1,0 +1,75 @@
+"""The batches of the inner loop: made before it, in as many parts as memory asks for."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from demx import config, resolve
+from demx.methods import regression
+
+SMALL = {
+    "buffer": {"kind": "ring", "capacity": 32},
+    "network": {"kind": "lean", "width": 8, "depth": 1},
+    "grid": {"num_steps": 4},
+    "moves": None,
+    "training": {"outer_steps": 2, "inner_steps": 6, "batch_size": 8, "new_samples": 8},
+}
+
+
+def made(walk):
+    settings = SMALL if walk else SMALL | {"walk": None, "draws": {"num_samples": 8}}
+    target, full = resolve.resolve("lj13", settings=settings)
+    return config.build_method("idem", target, full)
+
+
+@pytest.mark.parametrize("walk", [False, True])
+def test_parts_change_nothing(monkeypatch, walk):
+    """Six inner steps whose batches are made two at a time: the same numbers, bit for bit."""
+
+    def stepped():
+        method = made(walk)
+        return method.step(jax.random.key(1), method.init(jax.random.key(0)))
+
+    whole = stepped()
+    numbers = 2 * 8 * 13 * 3
+    monkeypatch.setattr(regression, "MOST", 2 * numbers + 1)
+    calls = []
+    batches = regression.Regression.batches
+    monkeypatch.setattr(
+        regression.Regression,
+        "batches",
+        lambda self, keys, *rest: calls.append(len(keys)) or batches(self, keys, *rest),
+    )
+    parts = stepped()
+    assert calls == [2]  # traced once, for two batches
+    leaves = (jax.tree.leaves(eqx.filter(found, eqx.is_array)) for found in (whole, parts))
+    for a, b in zip(*leaves, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def of_gmm40(size):
+    target, full = resolve.resolve("gmm40", settings={"draws": {"num_samples": 4}})
+    parts = config._parts(target, full)
+    same = (target, parts.noise, parts.estimator, parts.draws, parts.buffer)
+    return regression.Regression(*same, size, 0.0, lambda key, n: jax.random.normal(key, (n, 2)))
+
+
+def test_as_many_together_as_memory_allows(monkeypatch):
+    parts = of_gmm40(4)
+    monkeypatch.setattr(regression, "MOST", 2 * 4 * 2 * 10)  # ten batches
+    assert [parts.at_once(steps) for steps in (1, 7, 10, 12, 30)] == [1, 7, 10, 6, 10]
+    monkeypatch.setattr(regression, "MOST", 3)
+    assert parts.at_once(12) == 1
+
+
+def test_times_are_stratified_over_the_whole_batch(monkeypatch):
+    """One t in each of B equal intervals, although a batch is made in chunks."""
+    monkeypatch.setattr(regression, "TOGETHER", 4)
+    made = of_gmm40(16)
+    points = made.prior(jax.random.key(0), 32)
+    contents = made.buffer.add(made.buffer.init(made.target.space), points, jnp.zeros(32))
+    batch = made.batch(jax.random.key(1), contents, jnp.zeros(()), lambda v: v)
+    np.testing.assert_array_equal(np.floor(16 * np.asarray(batch.t)), np.arange(16))
+    assert made.calls == 16 * 4 * made.estimator.cost
