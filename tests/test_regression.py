@@ -26,7 +26,11 @@ def made(walk):
 
 @pytest.mark.parametrize("walk", [False, True])
 def test_parts_change_nothing(monkeypatch, walk):
-    """Six inner steps whose batches are made two at a time: the same numbers, bit for bit."""
+    """Six inner steps whose batches are made two at a time: the same numbers, but for rounding.
+
+    Not bit for bit: loops of two and of six turns are other programs. A difference of one in the
+    last place, 1.2e-7, grows over walks of a few moves; other draws would differ by order one.
+    """
 
     def stepped():
         method = made(walk)
@@ -46,7 +50,7 @@ def test_parts_change_nothing(monkeypatch, walk):
     assert calls == [2]  # traced once, for two batches
     leaves = (jax.tree.leaves(eqx.filter(found, eqx.is_array)) for found in (whole, parts))
     for a, b in zip(*leaves, strict=True):
-        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def of_gmm40(size):

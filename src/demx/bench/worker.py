@@ -1,8 +1,8 @@
 """One measurement in a process of its own: `python -m demx.bench.worker TASK`, a JSON object.
 
-Prints a JSON object when it is ready, and one for each line on standard input: the seconds of one
-repetition, and the peak memory of the process so far. A process a measurement, so that memory is
-its own and devices can differ.
+Prints a JSON object when it is ready, and one for each line on standard input: the seconds of a
+repetition with warm caches, and the peak memory of the process so far. A process a measurement,
+so that memory is its own and devices can differ.
 """
 
 import json
@@ -11,6 +11,8 @@ import resource
 import sys
 import time
 from typing import Any
+
+SHORT = 1.0  # seconds: repetitions below are preceded by one that is not timed
 
 
 def _run_jax(task: dict[str, Any]):
@@ -58,10 +60,13 @@ def main() -> None:
     if "cores" in task and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: task["cores"]])
     run, divide = (_run_torch if task.get("torch") else _run_jax)(task)
+    seconds = 0.0
     run()  # compiled now
     unit = 2**30 if sys.platform == "darwin" else 2**20
     print(json.dumps({"ready": True}), flush=True)
     for _ in sys.stdin:
+        if seconds < SHORT:
+            run()  # others had the caches in between
         started = time.perf_counter()
         run()
         seconds = (time.perf_counter() - started) / divide
