@@ -106,6 +106,7 @@ def fit(
             checkpoint_seconds=checkpoint_seconds,
             stopping=Stopping(**config["stopping"]),
             energy=built if dear else Inside(),
+            acknowledge=line.stopping,
         )
     share = line.bad / max(1, trained.progress.energy_calls)
     # a trajectory that is refused now and then is what Metropolis is for: progress counts it
@@ -120,6 +121,17 @@ def fit(
         warnings.warn(
             "not one outer loop was done within the budget, so the sampler is untrained; a larger "
             "budget goes on, and for a slow energy a classical method (hmc) is the right one",
+            stacklevel=2,
+        )
+    elif (
+        trained.ended == "budget"
+        and configuration.method_entry(method).network
+        and trained.progress.step < LOOPS <= outer_steps
+    ):
+        warnings.warn(
+            f"only {trained.progress.step} of {outer_steps} outer loops were done within the "
+            f"budget, and {method} needs {LOOPS} at least: this sampler is hardly trained; the "
+            "same call with a larger budget goes on",
             stacklevel=2,
         )
     fitted.state, fitted.progress, fitted.ended = trained.kept, trained.progress, trained.ended

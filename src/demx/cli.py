@@ -1,6 +1,7 @@
 """The command `demx`. Nothing heavy is imported before a command has been chosen."""
 
 import sys
+import warnings
 
 import tyro
 
@@ -44,9 +45,19 @@ def call(arguments: list[str]) -> None:
     tyro.cli(COMMANDS[name], prog=f"demx {name}", description="", args=rest, config=style)
 
 
+def _warn(message, category, filename, lineno, file=None, line=None) -> None:
+    """Warnings for users are sentences; where in demx they come from does not help them."""
+    if issubclass(category, UserWarning):
+        print(f"demx: warning: {message}", file=sys.stderr)
+    else:
+        text = warnings.formatwarning(message, category, filename, lineno, line)
+        print(text, file=sys.stderr, end="")
+
+
 def main() -> None:
     """Entry point: errors a user can mend end with one line and exit code 2."""
     prepare_jax()
+    warnings.showwarning = _warn
     if sys.argv[1:] in (["--version"], ["-V"]):
         print(f"demx {__version__}")
         return

@@ -68,10 +68,13 @@ class Overtime:
 
 
 @contextmanager
-def stop_requested() -> Iterator[Callable[[], bool]]:
+def stop_requested(
+    acknowledge: Callable[[], None] = lambda: None,
+) -> Iterator[Callable[[], bool]]:
     """True after Ctrl-C or a request to terminate; a second Ctrl-C interrupts at once.
 
-    True at once, also while the main thread waits for a compiled program.
+    True at once, also while the main thread waits for a compiled program. acknowledge: called then,
+    from a thread of its own, so that the user knows that the request was heard.
     """
     flag = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -90,9 +93,12 @@ def stop_requested() -> Iterator[Callable[[], bool]]:
     os.set_blocking(writing, False)
 
     def listen():
+        heard = False
         while number := os.read(reading, 1):
-            if number[0] in asking:
+            if number[0] in asking and not heard:
+                heard = True
                 flag.set()
+                acknowledge()
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()

@@ -46,10 +46,10 @@ class ProgressLine:
 
     def __enter__(self) -> "ProgressLine":
         if self.notebook:
-            self.notebook.update({"": "compiling …"})
+            self.notebook.update({"": "compiling, and the first loop …"})
         elif self.console.is_terminal:
             self.live.start()
-            self.live.update("compiling …")
+            self.live.update("compiling, and the first loop …")
         if self.asked is not None and not self.console.quiet:
             every = 1.0 if self.console.is_terminal or self.notebook else EVERY
             self.beats.enter_context(repeated(self._beat, every))
@@ -63,6 +63,11 @@ class ProgressLine:
             self.live.stop()
         elif self.latest:
             self.console.print(self.latest, highlight=False)
+
+    def stopping(self) -> None:
+        """Tell that a request to stop was heard."""
+        what = "this loop" if self.asked is None else "the energy call under way"
+        self.console.print(f"stopping after {what}; Ctrl-C once more stops at once")
 
     def _beat(self) -> None:
         """How far the loop under way is, by the calls it has made."""

@@ -109,6 +109,7 @@ def train(
     checkpoint_seconds: float = 15.0,
     stopping: Stopping = Stopping(),  # noqa: B008
     energy: Stoppable = Inside(),  # noqa: B008
+    acknowledge: Callable[[], None] = lambda: None,
 ) -> Trained:
     """Run `method.step` until the steps or the budget end; resume if the keeper has a checkpoint.
 
@@ -119,9 +120,10 @@ def train(
     energy: by which a step can be stopped in its midst, when the user asks or time is up and the
     step would take more than a tenth of the budget longer. It is given up, and done again later;
     so is a look at the samples, and the step before it stays.
+    acknowledge: called as soon as the user asks to stop, which the step that has begun may outlive.
     """
     key_init, key_step, key_evaluate = jax.random.split(jax.random.key(seed), 3)
-    with stop_requested() as stop:
+    with stop_requested(acknowledge) as stop:
         like = eqx.filter_eval_shape(method.init, key_init)  # what init costs is not spent again
         found = keeper.load((like, like)) if keeper else None
         if found:
