@@ -1,4 +1,7 @@
-"""A pair potential of your own: write φ(r²) once, the fused path does the rest."""
+"""A pair potential of your own: write φ(r²) once, the fused path does the rest.
+
+    demx fit examples/pair_potential.py:cluster --budget 2m
+"""
 
 import jax.numpy as jnp
 
@@ -13,5 +16,7 @@ def morse(r2):
 
 
 cluster = PairPotential(MeanFree(num_particles=7, dim=3), morse, trap=1.0)
-sampler = demx.fit(cluster, budget="2m")
-print(sampler.evaluate(200).metrics["energy_median"])
+
+if __name__ == "__main__":
+    sampler = demx.fit(cluster, budget="2m")
+    print(sampler.evaluate(200).metrics["energy_median"])
