@@ -162,6 +162,21 @@ def test_without_a_reference_the_verdict_says_so():
     assert "no reference" in verdict.sentences(found)[0]
 
 
+@pytest.mark.parametrize("name", ["gmm40", "dw4", "lj13", "lj55"])
+def test_a_mean_energy_far_above_the_median_is_told(name):
+    """One sample in a hundred lies far outside; perfect samples are not accused."""
+    target, ruler = sets(name)
+    x = np.array(ruler.validation[:1000])
+    told = [
+        any("far above the median" in s for s in verdict.sentences(compare(target, points)))
+        for points in (
+            x,
+            np.where(np.arange(1000).reshape(-1, *(1,) * (x.ndim - 1)) % 100, x, 30 * x),
+        )
+    ]
+    assert told == [False, True]
+
+
 def test_weights_are_judged(seed):
     rng = np.random.default_rng(seed)
     light = weight_metrics(0.1 * rng.normal(size=2000), log_z=0.0)

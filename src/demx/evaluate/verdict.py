@@ -50,7 +50,7 @@ def sentences(found: Evaluation) -> list[str]:
     if not known:
         said.append(
             "There is no reference for this target, so how close the samples are cannot be said; "
-            "`demx reference` makes one."
+            "`demx reference TARGET`, with the options of the fit, makes one."
         )
     elif unsure:
         told = ", ".join(f"{name} {known[name].value:.4g} (floor {known[name].floor:.4g})"
@@ -72,7 +72,7 @@ def sentences(found: Evaluation) -> list[str]:
         )
     if good and (poor or unsure):
         said.append(f"At the floor: {', '.join(good)}.")
-    said += _modes(found) + _weights(found)
+    said += _outliers(found) + _modes(found) + _weights(found)
     little = [name for name, w in words.items() if w == "says little"]
     if little:
         said.append(
@@ -91,6 +91,26 @@ def _how_far(name: str, metric: Metric) -> str:
     gap = abs(metric.gap)
     far = f"{gap:.0f}" if gap < 100 else "more than 100"
     return f"{name} {metric.value:.4g} is {far} standard errors {side} {metric.floor:.4g}"
+
+
+def _outliers(found: Evaluation) -> list[str]:
+    """A mean energy more than a typical width above the median: a few samples are far too high.
+
+    The width is what the median's standard error says of the bulk, √n/1.25 of it for a normal one;
+    by skewness alone the mean of an exponential energy is a third of it above the median.
+    """
+    mean, median = (found.metrics.get(f"energy_{name}") for name in ("mean", "median"))
+    if mean is None or median is None or not np.isfinite(median.standard_error):
+        return []
+    width = median.standard_error * np.sqrt(median.n) / 1.25
+    if mean.value - median.value <= max(width, 4 * median.standard_error):
+        return []
+    return [
+        f"The mean energy, {mean.value:.4g}, is far above the median, {median.value:.4g}: a few "
+        "samples have energies that p hardly knows (particles that overlap, most often), and every "
+        "mean over the samples suffers. Correction (--correct hmc) mends those, training longer "
+        "makes fewer."
+    ]
 
 
 def _modes(found: Evaluation) -> list[str]:
