@@ -30,6 +30,28 @@ def test_metrics_costs_and_floors_stand_side_by_side(compared):
     assert all(row.peak_gigabytes > 0.1 and row.seconds > 1 for row in rows)
 
 
+def test_the_best_is_named_first():
+    """By the share of metrics at the floor, then by the fewest calls; a failure has no place."""
+
+    def row(method, words, calls):
+        metrics = {str(i): {"verdict": word} for i, word in enumerate(words)}
+        told = {"metrics": metrics, "energy_calls": calls, "evaluation_energy_calls": 0}
+        return comparison.Row(method, told, 1.0, 1.0, None)
+
+    rows = [
+        row("dear", ["at the floor", "all", "says little"], 2e6),
+        row("poor", ["above", "all", ""], 10),
+        row("cheap", ["as reference", "all"], 1000),
+        comparison.Row("lost", {}, 1.0, 1.0, None, "killed"),
+    ]
+    said = page.summary(rows)
+    assert said.endswith(
+        ": cheap 2 of 2, 1k energy calls; dear 2 of 2, 2M energy calls; poor 1 of 2, "
+        "10 energy calls."
+    )
+    assert "no reference" in page.summary([row("any", [""], 1)])
+
+
 def test_a_comparison_goes_on_where_it_was(compared):
     directory, rows = compared
     told = []

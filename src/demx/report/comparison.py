@@ -16,8 +16,9 @@ from demx.comparison import Row
 from demx.correction import equal_weights
 from demx.display import html_table, with_error
 from demx.errors import UserError
-from demx.evaluate import reference
+from demx.evaluate import reference, verdict
 from demx.evaluate.evaluation import batched_energies
+from demx.pace import short
 from demx.report import document, figures
 from demx.report.sections import DEFINITIONS
 from demx.resolve import Opened, open_target, reference_key
@@ -54,6 +55,24 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     return header, lines
 
 
+def summary(rows: Sequence[Row]) -> str:
+    """In one sentence: how many metrics each method has at the floor, and for how many calls."""
+    told = []
+    for row in rows:
+        words = [m["verdict"] for m in row.evaluation.get("metrics", {}).values()]
+        judged = [w for w in words if w in (*verdict.GOOD, *verdict.POOR)]
+        if not row.error and judged:
+            good = sum(w in verdict.GOOD for w in judged)
+            calls = row.evaluation["energy_calls"] + row.evaluation["evaluation_energy_calls"]
+            told.append((-good / len(judged), calls, row.method, f"{good} of {len(judged)}"))
+    if not told:
+        return "No metric here can tell good samples from bad ones: there is no reference."
+    each = "; ".join(
+        f"{method} {share}, {short(calls)} energy calls" for _, calls, method, share in sorted(told)
+    )
+    return f"Metrics that cannot tell the samples from perfect ones, best first: {each}."
+
+
 NOTE = (
     "* at the floor: within two standard errors of what two reference sets get. Seconds are of the "
     "whole training process, compilation included."
@@ -71,6 +90,7 @@ def show(target: str, rows: Sequence[Row]) -> None:
         table.add_row(*map(escape, line))
     console.print(table)
     console.print(NOTE)
+    console.print(summary(rows), highlight=False)
     for row in rows:
         if row.error:
             console.print(escape(f"{row.method}: {row.error}"))
@@ -97,7 +117,8 @@ def write(target: str, rows: Sequence[Row], path: Path, **space: Any) -> Path:
             for row in rows
             if row.error
         ),
-        f'<div class="scroll">{html_table([header, *lines])}</div><p>{NOTE}</p>',
+        f'<p class="verdict">{html.escape(summary(rows))}</p>',
+        f'<div class="scroll wide">{html_table([header, *lines])}</div><p>{NOTE}</p>',
         document.folded("What these are", f"<dl>{meaning}</dl>"),
         "<h2>What each says of itself</h2>",
     ]
