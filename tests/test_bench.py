@@ -1,6 +1,7 @@
 """The speed benchmark: its parts compute what they claim, and it survives what cannot be run."""
 
 import json
+import signal
 import stat
 import sys
 
@@ -68,16 +69,37 @@ def test_a_preset_with_another_network_is_timed(network):
     assert int(state.step) == count
 
 
-def test_measurements_take_turns_in_processes_of_their_own():
-    """One that cannot be made is told, and the others do not suffer."""
+def test_measurements_take_turns_in_processes_of_their_own(monkeypatch):
+    """There and back. One that cannot be made is told, and the others do not suffer."""
     dw4 = {"part": "estimate", "target": "dw4", "batch": 4, "num_samples": 8, "devices": 1}
-    told = []
+    told, order, repeat = [], [], timing.Worker.repeat
+
+    def seen(worker):
+        order.append(worker.task["num_samples"])
+        return repeat(worker)
+
+    monkeypatch.setattr(timing.Worker, "repeat", seen)
     tasks = {"one": dw4, "no": dw4 | {"target": "nothing"}, "two": dw4 | {"num_samples": 16}}
     found = timing.in_turn(2, tasks, told.append)
+    assert order == [8, 16, 16, 8]
     assert found["no"] is None and "estimate of nothing" in told[0] and len(told) == 1
     for label in ("one", "two"):
         assert found[label].seconds > 0 and found[label].gigabytes > 0.05
         assert len(found[label].each) == 2
+
+
+def test_no_process_outlives_an_interrupt(monkeypatch):
+    dw4 = {"part": "estimate", "target": "dw4", "batch": 4, "num_samples": 8, "devices": 1}
+    started = []
+
+    def interrupted(worker):
+        started.append(worker.process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(timing.Worker, "repeat", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        timing.in_turn(2, {"one": dw4}, quiet)
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
 def test_a_process_that_dies_between_two_repetitions_is_told(monkeypatch):
@@ -115,7 +137,8 @@ def test_what_cannot_be_measured_is_left_empty(monkeypatch, capsys):
     assert all(t["network"] == {"kind": "lean"} for t in steps)
     assert {t["batch"] for t in tasks if t["part"] == "sampling"} == {1000}
     found = {"cores": 2, "repeats": 1, "torch": True, "targets": {"lj13": row}}
-    found["growth"] = speed.growth(1, quiet)
+    found["growth"] = {}
+    speed.growth(1, quiet, found["growth"])
     assert found["growth"]["estimate, K"]["exponent"] == pytest.approx(1)
     assert json.loads(json.dumps(found))["targets"]["lj13"]["step"]
     tables.show(found)
@@ -131,7 +154,8 @@ def test_the_native_limit_is_read(monkeypatch, tmp_path):
     program.write_text(f"#!{sys.executable}\nprint({line!r})\n")
     program.chmod(program.stat().st_mode | stat.S_IEXEC)
     limits = speed.native_limits(str(program))
-    found = speed.against_native(limits, 1, quiet)
+    found = {}
+    speed.against_native(limits, 1, quiet, found)
     assert found["lj13"]["native"] == 0.05
     assert found["lj13"]["estimate_over_native"] == pytest.approx(512 * 1024e-6 / 0.05)
     program.write_text(f"#!{sys.executable}\nprint('hello')\n")

@@ -8,6 +8,7 @@ import pytest
 
 from demx import config, resolve
 from demx.methods import regression
+from demx.targets.black_box import black_box
 
 SMALL = {
     "buffer": {"kind": "ring", "capacity": 32},
@@ -37,7 +38,7 @@ def test_parts_change_nothing(monkeypatch, walk):
         return method.step(jax.random.key(1), method.init(jax.random.key(0)))
 
     whole = stepped()
-    numbers = 2 * 8 * 13 * 3
+    numbers = 8 * (2 * 13 * 3 + 5)
     monkeypatch.setattr(regression, "MOST", 2 * numbers + 1)
     calls = []
     batches = regression.Regression.batches
@@ -53,19 +54,26 @@ def test_parts_change_nothing(monkeypatch, walk):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-def of_gmm40(size):
+def of_gmm40(size, energy=None):
     target, full = resolve.resolve("gmm40", settings={"draws": {"num_samples": 4}})
     parts = config._parts(target, full)
-    same = (target, parts.noise, parts.estimator, parts.draws, parts.buffer)
-    return regression.Regression(*same, size, 0.0, lambda key, n: jax.random.normal(key, (n, 2)))
+    same = (energy or target, parts.noise, parts.estimator, parts.draws, parts.buffer)
+    prior = lambda key, n: jax.random.normal(key, (n, 2))  # noqa: E731
+    return regression.Regression(*same, size, 0.0, prior, lambda v: v)
 
 
 def test_as_many_together_as_memory_allows(monkeypatch):
     parts = of_gmm40(4)
-    monkeypatch.setattr(regression, "MOST", 2 * 4 * 2 * 10)  # ten batches
+    monkeypatch.setattr(regression, "MOST", 4 * (2 * 2 + 5) * 10)  # ten batches
     assert [parts.at_once(steps) for steps in (1, 7, 10, 12, 30)] == [1, 7, 10, 6, 10]
     monkeypatch.setattr(regression, "MOST", 3)
     assert parts.at_once(12) == 1
+
+
+def test_a_function_on_the_host_is_asked_before_every_step():
+    """Else a loop could not be stopped while the network learns from batches made before."""
+    energy = black_box(lambda x: (0.5 * (x**2).sum(), x), dim=2)
+    assert of_gmm40(4, energy).at_once(100) == 1
 
 
 def test_times_are_stratified_over_the_whole_batch(monkeypatch):
@@ -74,6 +82,6 @@ def test_times_are_stratified_over_the_whole_batch(monkeypatch):
     made = of_gmm40(16)
     points = made.prior(jax.random.key(0), 32)
     contents = made.buffer.add(made.buffer.init(made.target.space), points, jnp.zeros(32))
-    batch = made.batch(jax.random.key(1), contents, jnp.zeros(()), lambda v: v)
+    batch = made.batch(jax.random.key(1), contents, jnp.zeros(()))
     np.testing.assert_array_equal(np.floor(16 * np.asarray(batch.t)), np.arange(16))
     assert made.calls == 16 * 4 * made.estimator.cost

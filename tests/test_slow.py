@@ -94,7 +94,7 @@ def test_memory_is_flat_over_a_thousand_loops(tmp_path):
 
     The median step from one block of 50 loops to the next: what every loop leaves behind, without
     the few times that the allocator takes a piece more. Bound: a twentieth of a batch of the
-    preset's regression points a loop, 2 kB.
+    preset's regression points a loop, 2 kB. With those times, a fiftieth in all.
     """
     sizes = ["training.outer_steps=1000", "training.inner_steps=1", "training.new_samples=16",
              "training.batch_size=16", "network.width=8", "network.num_basis=8",

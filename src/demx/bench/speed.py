@@ -72,7 +72,7 @@ def against_plain(
 ) -> None:
     """One target: estimator, network, inner step and sampling, ours and the plain ones.
 
-    Group by group into `row`, so that nothing is lost if it ends early.
+    Group by group into `row`, so that those which are done are not lost if it ends early.
     """
     batch, num_samples = SIZES[name]
     row |= {"batch": batch, "K": num_samples, "devices": cores(), "samples": SAMPLES[name]}
@@ -114,12 +114,11 @@ def native_limits(path: str) -> list[Limit]:
     ]
 
 
-def against_native(limits: list[Limit], repeats: int, report: Report) -> dict[str, Any]:
-    """The native limit with two threads, and ours on two devices.
+def against_native(limits: list[Limit], repeats: int, report: Report, rows: dict[str, Any]) -> None:
+    """The native limit with two threads, and ours on two devices, into `rows`.
 
     The program prints its best of five; ours is the median.
     """
-    rows = {}
     for name, batch, num_samples, seconds in limits:
         report(f"{name}: estimate beside the native limit")
         sizes = {"target": name, "batch": batch, "num_samples": num_samples}
@@ -134,11 +133,10 @@ def against_native(limits: list[Limit], repeats: int, report: Report) -> dict[st
             "estimate": ours.seconds,
             "estimate_over_native": ours.seconds / seconds,
         }
-    return rows
 
 
-def growth(repeats: int, report: Report) -> dict[str, Any]:
-    """How the cost of an estimate and of a step grows: seconds by size, and the exponent.
+def growth(repeats: int, report: Report, found: dict[str, Any]) -> None:
+    """How the cost of an estimate and of a step grows, into `found`: seconds by size, and exponent.
 
     The exponent is the slope of log seconds against log size between the largest three sizes.
     """
@@ -153,7 +151,6 @@ def growth(repeats: int, report: Report) -> dict[str, Any]:
         "estimate, particles": ("estimate", cluster, "num_particles", (8, 13, 26, 55, 110)),
         "estimate, dimension": ("estimate", mixture, "dim", (2, 8, 32, 128, 512)),
     }
-    found = {}
     for label, (part, base, vary, values) in lines.items():
         report(f"growth: {label}")
         tasks = {}
@@ -162,7 +159,6 @@ def growth(repeats: int, report: Report) -> dict[str, Any]:
             tasks[value] = base | {"part": part, "devices": cores()} | change
         measured = in_turn(repeats, tasks, report)
         found[label] = _line([(size, one.seconds) for size, one in measured.items() if one])
-    return found
 
 
 def _line(points: list[tuple[int, float]]) -> dict[str, Any]:
@@ -185,7 +181,7 @@ def run(
     if unknown or not targets:
         got = ", ".join(unknown) or "none"
         raise UserError(f"targets: expected some of {', '.join(SIZES)}, got {got}")
-    # first what can be wrong by a slip of the hand: the rest takes half an hour
+    # first what can be wrong by a slip of the hand: the rest takes a while
     limits = [] if native_path is None else native_limits(native_path)
     with_torch = importlib.util.find_spec("torch") is not None
     found: dict[str, Any] = {
@@ -197,14 +193,14 @@ def run(
     }
     try:
         if limits:  # at once, since the program has just run
-            found["native"] = against_native(limits, repeats, report)
+            against_native(limits, repeats, report, found.setdefault("native", {}))
         for target in targets:
             row = found["targets"].setdefault(target, {})
             against_plain(target, repeats, with_torch, report, row)
         if with_growth:
-            found["growth"] = growth(repeats, report)
+            growth(repeats, report, found.setdefault("growth", {}))
     except KeyboardInterrupt:
-        report("stopped: what was measured so far follows")
+        report("stopped: what was finished so far follows")
         found["stopped"] = True
     return found
 

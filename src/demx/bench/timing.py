@@ -94,8 +94,9 @@ def in_turn(
         for label, task in tasks.items():  # compiled one after the other
             workers[label] = Worker(task)
             ask(label, Worker.answer)
-        for _ in range(repeats):
-            for label in tasks:
+        for turn in range(repeats):
+            # there and back, so that none always follows the same one
+            for label in reversed(tasks) if turn % 2 else tasks:
                 found = None if label in lost else ask(label, Worker.repeat)
                 if found is not None:
                     answers[label].append(found)

@@ -24,8 +24,8 @@ def bench(
 
     Estimator, network, inner step and sampling, against vmap(value_and_grad) in JAX and, if torch
     is installed (pip install torch), eager PyTorch. Every measurement is a process of its own, and
-    those that are compared take turns; nothing else should run. About a quarter of an hour on two
-    cores. Ctrl-C shows what there is.
+    those that are compared take turns; nothing else should run. About ten minutes on two cores, of
+    which PyTorch takes half, and 12 GB of memory with it. Ctrl-C shows what there is.
 
     Args:
         what: what is timed.

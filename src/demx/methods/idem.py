@@ -90,12 +90,11 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
         training.batch_size,
         training.prior_fraction,
         diffusion.prior,
+        diffusion.precondition.weight,
         parts.strays,
         parts.walk,
     )
-    engine = Matching(
-        target, regression, training, collect, diffusion.prior, collect_calls, parts.moves
-    )
+    engine = Matching(regression, training, collect, collect_calls, parts.moves)
 
     @eqx.filter_jit  # one program, not one for each of its dozens of small operations
     def init(key: PRNGKeyArray) -> State:

@@ -1,9 +1,9 @@
 """The matching engine: an outer loop fills a buffer, an inner loop regresses (algorithm 1).
 
 `collect(key, model)` gives the points that the outer loop puts into the buffer; it is all that
-iDEM and pDEM differ in. One outer loop is `fill`, `prepare` (the batches of all inner steps) and
-`descend` (the inner steps, one scan), compiled one after the other: what compiling one took can
-be given back before the next.
+iDEM and pDEM differ in. One outer loop is `fill`, `prepare` (the batches of the inner steps) and
+`descend` (these steps, one scan), compiled one after the other: what compiling one took can be
+given back before the next.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from demx.methods.moves import Moves
 from demx.methods.regression import Batch, Regression
 from demx.methods.training import Training
 from demx.model import ScoreModel, average, flatten
-from demx.types import Info, Target
+from demx.types import Info
 
 
 class Seen(NamedTuple):
@@ -66,19 +66,21 @@ class State(eqx.Module):
 
 
 class Matching(eqx.Module):
-    """The engine. `collect` and `prior` come from the method; the rest are values."""
+    """The engine. `collect` comes from the method; the rest are values."""
 
-    target: Target
     regression: Regression
     training: Training
     collect: Callable[[PRNGKeyArray, ScoreModel], Array]
-    prior: Callable[[PRNGKeyArray, int], Array]
     collect_calls: int = 0
     moves: Moves | None = None
 
     def init(self, model: ScoreModel, contents: Contents | None = None) -> State:
         flat, model_of = flatten(model)
-        contents = self.regression.buffer.init(self.target.space) if contents is None else contents
+        contents = (
+            self.regression.buffer.init(self.regression.target.space)
+            if contents is None
+            else contents
+        )
         opt_state = self.training.transformation(model_of).init(flat)
         step_size = jnp.asarray(0.0 if self.moves is None else self.moves.step_size, float)
         walk = self.regression.walk
@@ -90,14 +92,14 @@ class Matching(eqx.Module):
         key_points, key_fallback, key_moves = jax.random.split(key, 3)
         points = self.collect(key_points, state.average)
         finite = jnp.all(jnp.isfinite(points), axis=tuple(range(1, points.ndim)))
-        fallback = self.prior(key_fallback, points.shape[0])
+        fallback = self.regression.prior(key_fallback, points.shape[0])
         keep = finite.reshape((-1,) + (1,) * (points.ndim - 1))
         points = jnp.where(keep, points, fallback)
         lost = jnp.sum(~finite)
         log_density = jnp.zeros(points.shape[0], points.dtype)
         step_size, acceptance = state.step_size, None
         if self.moves is not None:
-            moved = self.moves(key_moves, self.target, points, step_size)
+            moved = self.moves(key_moves, self.regression.target, points, step_size)
             step_size, acceptance = moved.step_size, moved.acceptance
             # what the moves could not bring into the support is counted, and stays as it was
             inside = jnp.isfinite(moved.log_density)
@@ -105,15 +107,16 @@ class Matching(eqx.Module):
             log_density = moved.log_density
             lost = lost + jnp.sum(~inside)
         elif self.regression.buffer.needs_energy:
-            log_density, _, bad = evaluate(self.target, points)
+            log_density, _, bad = evaluate(self.regression.target, points)
             lost = lost + jnp.sum(bad)
         contents = self.regression.buffer.add(state.contents, points, log_density)
         return Filled(contents, lost, step_size, acceptance)
 
-    def prepare(self, keys: Key[Array, " steps"], state: State) -> tuple[Batch, Float[Array, ""]]:
+    def prepare(
+        self, keys: Key[Array, " steps"], contents: Contents, walk_step: Float[Array, ""]
+    ) -> tuple[Batch, Float[Array, ""]]:
         """A batch for each key, stacked, and the step of the walks after them."""
-        weight = state.model.precondition.weight
-        return self.regression.batches(keys, state.contents, state.walk_step, weight)
+        return self.regression.batches(keys, contents, walk_step)
 
     def gradient(self, flat: Array, model_of, batch: Batch) -> tuple[Array, Array]:
         """Mean loss over one batch, and its gradient.
@@ -121,7 +124,7 @@ class Matching(eqx.Module):
         flat: all parameters in one vector, of which `model_of` makes a model. Chunk by chunk:
         the network's activations stay in cache.
         """
-        size = self.training.batch_size
+        size = self.regression.size
         rows = chunk_rows(size, model_of(flat).rows_in_cache)
 
         def loss(flat, batch: Batch) -> Array:
@@ -133,7 +136,7 @@ class Matching(eqx.Module):
         total = sum_chunks(jax.value_and_grad(loss), flat, chunks)
         # over the usable points; without any it is nan and the update is not made
         usable = jnp.sum(batch.weight > 0).astype(flat.dtype)
-        share = 1 / (self.target.space.dof * jnp.where(usable > 0, usable, jnp.nan))
+        share = 1 / (self.regression.target.space.dof * jnp.where(usable > 0, usable, jnp.nan))
         return jax.tree.map(lambda a: share * a, total)
 
     def descend(self, state: State, batches: Batch) -> tuple[State, Seen]:
@@ -182,7 +185,7 @@ class Matching(eqx.Module):
             jnp.mean(seen.ess, where=finite),
             jnp.mean(seen.clipped),
             jnp.sum(seen.bad) + filled.lost,
-            self.training.inner_steps * self.training.batch_size - jnp.sum(seen.usable),
+            self.training.inner_steps * self.regression.size - jnp.sum(seen.usable),
             jnp.mean(1 - seen.made),
             filled.acceptance,
         )
@@ -203,10 +206,11 @@ class Matching(eqx.Module):
             )
             seen = []
             for keys in jax.random.split(key_inner, (steps // together, together)):
-                batches, walk_step = prepare(keys, state)
+                batches, walk_step = prepare(keys, state.contents, state.walk_step)
                 state = eqx.tree_at(lambda s: s.walk_step, state, walk_step)
                 state, of_part = descend(state, batches)
                 seen.append(of_part)
+                del batches  # before the next are made
             return state, summary(filled, seen)
 
         return step

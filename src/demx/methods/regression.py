@@ -21,6 +21,7 @@ from demx.methods.strays import Strays
 from demx.methods.walk import Walk
 from demx.noise import Noise
 from demx.space import normal
+from demx.targets.black_box import BlackBox
 from demx.types import Target
 from demx.wrappers import Clipped
 
@@ -46,8 +47,9 @@ class Batch(NamedTuple):
 class Regression(eqx.Module):
     """size points a batch; prior_fraction of the x_0 are drawn from the prior, not the buffer.
 
-    Targets are estimates S_K, or come from a `walk` that moves x_0 on the posterior. `strays` are
-    points farther from x_0 than their noise level says.
+    weight: of a point, by the variance of its noise. Targets are estimates S_K, or come from a
+    `walk` that moves x_0 on the posterior. `strays` are points farther from x_0 than their noise
+    level says.
     """
 
     target: Target
@@ -58,6 +60,7 @@ class Regression(eqx.Module):
     size: int
     prior_fraction: float
     prior: Callable[[PRNGKeyArray, int], Array]
+    weight: Callable[[Array], Array]
     strays: Strays | None = None
     walk: Walk | None = None
 
@@ -68,7 +71,6 @@ class Regression(eqx.Module):
         x_0: Float[Array, "rows ..."],
         pool: Array | None,
         walk_step: Array,
-        weight: Callable[[Array], Array],
     ) -> Batch:
         """t uniform (stratified), x_t = x_0 + σ_t ε, S_K(x_t, t) for a chunk of the batch.
 
@@ -107,7 +109,7 @@ class Regression(eqx.Module):
                 estimate = jax.vmap(clip)(estimate, v)
         usable = jnp.all(jnp.isfinite(estimate.score), axis=tuple(range(1, x_t.ndim)))
         score = jnp.where(usable.reshape(shape), estimate.score, 0.0)
-        weights = jax.vmap(weight)(v) * usable.astype(v.dtype)
+        weights = jax.vmap(self.weight)(v) * usable.astype(v.dtype)
         return Batch(t, x_t, score, weights, estimate.ess, estimate.clipped, estimate.bad)
 
     def batch(
@@ -115,7 +117,6 @@ class Regression(eqx.Module):
         key: PRNGKeyArray,
         contents: Contents,
         walk_step: Array,
-        weight: Callable[[Array], Array],
     ) -> Batch:
         """One batch, chunk by chunk: many points side by side, which walk or share their noise."""
         key_pool, key_points, key_chunks = jax.random.split(key, 3)
@@ -127,7 +128,7 @@ class Regression(eqx.Module):
             jnp.arange(0, self.size, rows),
             x_0.reshape(-1, rows, *x_0.shape[1:]),
         )
-        made = map_chunks(lambda tree, c: self.at(*c, *tree, weight), (pool, walk_step), chunks)
+        made = map_chunks(lambda tree, c: self.at(*c, *tree), (pool, walk_step), chunks)
         return jax.tree.map(lambda a: a.reshape(self.size, *a.shape[2:]), made)
 
     def batches(
@@ -135,12 +136,11 @@ class Regression(eqx.Module):
         keys: Key[Array, " steps"],
         contents: Contents,
         walk_step: Array,
-        weight: Callable[[Array], Array],
     ) -> tuple[Batch, Array]:
         """One batch for each key, stacked; and the step of the walks, adapted after each."""
 
         def one(walk_step, key):
-            batch = self.batch(key, contents, walk_step, weight)
+            batch = self.batch(key, contents, walk_step)
             if self.walk is not None:
                 usable = batch.weight > 0
                 mean = jnp.sum(batch.ess, where=usable) / jnp.sum(usable).astype(batch.ess.dtype)
@@ -158,6 +158,13 @@ class Regression(eqx.Module):
         return self.size * self.estimator.cost * self.draws.num_samples
 
     def at_once(self, steps: int) -> int:
-        """Batches that are made together: the largest divisor of `steps` that memory allows."""
-        most = max(1, MOST // (2 * self.size * math.prod(self.target.space.shape)))
+        """Batches that are made together: the largest divisor of `steps` that memory allows.
+
+        One, if the energy is a function on the host: only by its calls can a loop be stopped in its
+        midst, and its progress be told, so they have to be spread over the whole of it.
+        """
+        if isinstance(self.target, BlackBox):
+            return 1
+        of_a_point = 2 * math.prod(self.target.space.shape) + 5
+        most = max(1, MOST // (self.size * of_a_point))
         return max(d for d in range(1, steps + 1) if steps % d == 0 and d <= most)

@@ -13,7 +13,8 @@ from demx.methods.soap import soap
 class Training(eqx.Module):
     """Sizes and rates of the two loops.
 
-    outer_steps: outer loops of a whole run. inner_steps: regressions in each. new_samples: points
+    outer_steps: outer loops of a whole run. inner_steps: regressions in each (a number with
+    many divisors is best: large batches are made for a part of them at a time). new_samples: points
     put into the buffer each time. prior_fraction: share of x_0 drawn from the prior instead of the
     buffer, so that no region is forgotten. exploration: scale of the noise in the outer loop's
     reverse SDE (samples for users are drawn with 1). schedule: 'cosine' falls to zero over the
