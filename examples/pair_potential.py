@@ -1,6 +1,6 @@
 """A pair potential of your own: write φ(r²) once, the fused path does the rest.
 
-    demx fit examples/pair_potential.py:cluster --budget 2m
+demx fit examples/pair_potential.py:cluster --budget 2m
 """
 
 import jax.numpy as jnp
