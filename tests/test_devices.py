@@ -39,9 +39,11 @@ def test_mapped_and_summed_chunks():
 STEP = """
 import json, logging, jax, numpy as np
 from demx import config, resolve
+from demx.methods import regression
+regression.MOST = 2 * 8 * (2 * 2 + 5)  # the batches of two of the four inner steps
 settings = {
     "draws": {"num_samples": 8}, "buffer": {"kind": "ring", "capacity": 32},
-    "training": {"outer_steps": 2, "inner_steps": 2, "batch_size": 8, "new_samples": 8},
+    "training": {"outer_steps": 2, "inner_steps": 4, "batch_size": 8, "new_samples": 8},
     "network": {"width": 8, "depth": 1, "embedding": 8}, "grid": {"num_steps": 4},
     "moves": {"num_steps": 2, "num_leapfrog": 2},
 }
@@ -72,7 +74,7 @@ def test_three_devices_give_what_one_gives():
     """Steps, moves, samples and densities, to rounding: a sum over devices has its own.
 
     Three devices cannot share the chunks equally, which is harder than two. The programs of a
-    step are compiled once.
+    step, whose batches are made in two parts, are compiled once.
     """
     found = {}
     for count in (1, 3):
