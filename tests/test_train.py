@@ -1,7 +1,5 @@
 """The training loop: budgets, resume to the bit, divergence, interruption."""
 
-import contextlib
-import io
 import json
 import os
 import random
@@ -17,7 +15,7 @@ import numpy as np
 import pytest
 
 import demx
-from demx import api, cli
+from demx import api
 from demx.errors import Diverged, UserError
 from demx.store import Store
 from demx.train import Budget, Progress, parse_budget, train
@@ -172,25 +170,6 @@ def test_ctrl_c_stops_cleanly_and_the_run_goes_on(tmp_path):
     assert "the same command goes on" in said and "stopping after this loop" in said
     steps = [line["step"] for line in Store(run).history()]
     assert api.load(run).progress.step == steps[-1] >= 5
-
-
-@pytest.mark.parametrize("loops, told", [(40, True), (6, False)])
-def test_a_budget_for_a_few_loops_is_told(recwarn, loops, told):
-    """Two of forty; but two of six are nearly what was asked for."""
-    planned = settings(outer_steps=loops)
-    fitted = demx.fit("gmm40", settings=planned, budget="300calls", progress=False)
-    assert fitted.ended == "budget" and fitted.progress.step == 2
-    done = "only 2 of 40 outer loops were done within the budget"
-    assert any(done in str(w.message) for w in recwarn) == told
-
-
-def test_a_warning_of_the_command_is_a_sentence(tmp_path):
-    """No path of a source file and no line of code."""
-    with contextlib.redirect_stderr(io.StringIO()) as heard:
-        cli._warn("too few", UserWarning, "somewhere.py", 7)
-        cli._warn("old", DeprecationWarning, "somewhere.py", 7)
-    assert heard.getvalue().splitlines()[0] == "demx: warning: too few"
-    assert "somewhere.py:7: DeprecationWarning: old" in heard.getvalue()
 
 
 def test_a_run_that_is_opened_again_knows_why_it_ended(tmp_path):

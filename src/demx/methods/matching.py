@@ -74,13 +74,8 @@ class Matching(eqx.Module):
     collect_calls: int = 0
     moves: Moves | None = None
 
-    def init(self, model: ScoreModel, contents: Contents | None = None) -> State:
+    def init(self, model: ScoreModel, contents: Contents) -> State:
         flat, model_of = flatten(model)
-        contents = (
-            self.regression.buffer.init(self.regression.target.space)
-            if contents is None
-            else contents
-        )
         opt_state = self.training.transformation(model_of).init(flat)
         step_size = jnp.asarray(0.0 if self.moves is None else self.moves.step_size, float)
         walk = self.regression.walk
