@@ -47,6 +47,18 @@ def _mesh() -> jax.sharding.Mesh:
     return jax.make_mesh((len(devices),), (AXIS,), devices=devices, axis_types=(AxisType.Auto,))
 
 
+def compiled(f: Callable) -> Callable:
+    """filter_jit for a program that keeps all devices busy.
+
+    On several CPU devices the operations of one are scheduled one after the other: XLA would
+    rather have independent ones run side by side, on cores that work for the other devices.
+    """
+    if len(local()) == 1 or jax.default_backend() != "cpu":
+        return eqx.filter_jit(f)
+    in_order = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+    return eqx.filter_jit(f, compiler_options=in_order)
+
+
 def everywhere(tree: Any) -> Any:
     """The arrays of a tree on every device: jitted functions then compile for one placement."""
     if len(local()) == 1:

@@ -16,7 +16,7 @@ import optax
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from demx.buffer import Contents
-from demx.devices import chunk_rows, everywhere, sum_chunks
+from demx.devices import chunk_rows, compiled, everywhere, sum_chunks
 from demx.energy import evaluate
 from demx.methods.moves import Moves
 from demx.methods.regression import Batch, Regression
@@ -188,7 +188,7 @@ class Matching(eqx.Module):
     def stepper(self) -> Callable[[PRNGKeyArray, State], tuple[State, Info]]:
         """step(key, state): one outer loop, of programs that are compiled once."""
         fill, prepare, descend, summary = (
-            eqx.filter_jit(f) for f in (self.fill, self.prepare, self.descend, self.summary)
+            compiled(f) for f in (self.fill, self.prepare, self.descend, self.summary)
         )
         steps = self.training.inner_steps
         together = self.regression.at_once(steps)

@@ -182,9 +182,9 @@ def messages(filters: Float[Array, "P n ..."], v: Float[Array, "n ..."]) -> Floa
 
 def _force(pair, here, there):
     (filters, unit), (a, b), (c, d) = pair, here, there
-    forth = jnp.sum(filters * a * d, axis=-1, keepdims=True)
-    back = jnp.sum(filters * c * b, axis=-1, keepdims=True)
-    return forth * unit, -back * unit
+    # a product with ones: XLA's sums along the last axis take three times as long
+    ones = jnp.ones((filters.shape[-1], 1), filters.dtype)
+    return (filters * a * d) @ ones * unit, -((filters * c * b) @ ones) * unit
 
 
 def forces(
