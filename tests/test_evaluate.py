@@ -245,3 +245,15 @@ def test_shipped_floors_can_be_reproduced(name):
 def test_clouds_are_cut_alike():
     cloud = Cloud(np.arange(6.0).reshape(3, 2), np.arange(3.0))
     assert cloud[1:].energy.tolist() == [1, 2] and cloud[1:].x[0].tolist() == [2, 3]
+
+
+def test_densities_too_dear_to_compute_are_told():
+    """Last of all, with the dimension and the option; not in few dimensions, nor if asked for."""
+    from untrained import CLUSTER, FLAT, untrained
+
+    cluster = untrained("lj13", CLUSTER)
+    dear = cluster.evaluate(100, repeats=1).verdict[-1]
+    assert "36 dimensions" in dear and "--likelihood native" in dear
+    asked = cluster.evaluate(100, repeats=1, likelihood="none").verdict
+    cheap = untrained("gmm40", FLAT).evaluate(100, repeats=1, likelihood_n=100).verdict
+    assert not any("left out: densities" in said for said in [*asked, *cheap])

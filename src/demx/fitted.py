@@ -36,6 +36,13 @@ if TYPE_CHECKING:
     from demx.report.plots import Plot
     from demx.report.sections import Coordinate
 
+CHEAP_DOF = 16  # up to here the density of a thousand samples takes seconds
+TOO_DEAR = (
+    "Weights, log Z and NLL are left out: densities in {} dimensions take minutes to hours. "
+    "`--likelihood native --likelihood-n 100` computes those of the sampler itself, "
+    "`--likelihood flow` those of a flow trained on the samples."
+)
+
 
 class Fitted:
     """A trained sampler: `sample`, `log_prob`, `log_z`, `evaluate`, `report`, `plot`.
@@ -209,10 +216,10 @@ class Fitted:
 
         likelihood: 'native' adds what the sampler's own density says, of likelihood_n samples,
         'flow' what an OT-CFM flow trained on the samples says (the paper's protocol), 'none'
-        nothing; 'auto' is native in up to 16 dimensions. mcmc_calls: add what tuned chains get
-        for that many energy calls; mcmc_at_most: for as many as training and these samples took, or
-        that many if they took more. reference: sets of your own, or their file. correct: as in
-        `sample`; samples with weights are resampled.
+        nothing; 'auto' is native in up to 16 dimensions, and else says that it is none.
+        mcmc_calls: add what tuned chains get for that many energy calls; mcmc_at_most: for as many
+        as training and these samples took, or that many if they took more. reference: sets of
+        your own, or their file. correct: as in `sample`; samples with weights are resampled.
         """
         check_sizes(n, likelihood_n)
         how = How(False, correct, correct_steps)
@@ -222,12 +229,13 @@ class Fitted:
         with watched(self.target, "evaluate", calls):
             key = stream_key(seed, "evaluate")
             drawn, worth = self._drawing.unweighted(key, n, repeats, how)
-            space = self.target.space
+            space, left_out = self.target.space, ()
             if likelihood == "auto":
                 known = self.method.weighted or self.method.sample_weighted is not None
                 # a density by a flow takes hours in many dimensions; weights alone are there anyway
-                cheap = space.dof <= 16 or self.method.log_prob is None
+                cheap = space.dof <= CHEAP_DOF or self.method.log_prob is None
                 likelihood = "native" if known and cheap else "none"
+                left_out = (TOO_DEAR.format(space.dof),) if known and not cheap else ()
             density = None
             if likelihood == "native":
                 density = self._drawing.density(likelihood_n, seed)
@@ -254,6 +262,7 @@ class Fitted:
                 found = judged.samples._replace(bad=judged.samples.bad + drawn.bad)
                 judged = judged._replace(samples=found)
                 judged = judged.noted(drawn_by_weight(len(drawn.x), worth))
+            judged = judged._replace(samples=judged.samples._replace(left_out=left_out))
             return judged.noted(*self._training())
 
     def _training(self) -> Iterator[str]:

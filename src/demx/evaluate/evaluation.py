@@ -75,6 +75,7 @@ class Evaluation(NamedTuple):
     bad: int
     energy_calls: int
     notes: tuple[str, ...] = ()  # what the reader must know first
+    left_out: tuple[str, ...] = ()  # what was not computed, and how to get it
 
     def _rows(self) -> list[list[str]]:
         lines = [["metric", "n", "value", "floor"]]

@@ -81,7 +81,7 @@ def sentences(found: Evaluation) -> list[str]:
         )
     if found.bad:
         said.append(f"{found.bad} samples are not finite and were left out.")
-    return said
+    return [*said, *found.left_out]
 
 
 def _how_far(name: str, metric: Metric) -> str:
