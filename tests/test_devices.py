@@ -97,3 +97,26 @@ def test_one_device_needs_no_placement():
     tree = {"a": jnp.ones(3), "b": "text"}
     if jax.local_device_count() == 1:
         assert devices.everywhere(tree) is tree
+
+
+NESTED = """
+import jax, jax.numpy as jnp
+from demx import devices
+double = devices.compiled(lambda x: 2 * x)
+assert jax.local_device_count() == 2
+x = jnp.arange(3.0)
+inside = jax.jit(lambda x: double(x) + 1)(x)
+scanned, _ = jax.lax.scan(lambda c, _: (double(c), None), x, None, length=2)
+devices.only_one()
+print([a.tolist() for a in (double(x), inside, scanned)])
+"""
+
+
+def test_programs_of_several_devices_may_be_parts_of_others():
+    """What is compiled with options of its own is also traced by jit and scan."""
+    environment = {"JAX_NUM_CPU_DEVICES": "2", "PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", NESTED], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[0, 2, 4], [1, 3, 5], [0, 4, 8]]

@@ -16,6 +16,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 AXIS = "device"
 _use = {"all": True}
+IN_ORDER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 FEWEST = 4  # chunks of a batch that has so many rows: work for as many devices
 
 
@@ -52,11 +53,17 @@ def compiled(f: Callable) -> Callable:
 
     On several CPU devices the operations of one are scheduled one after the other: XLA would
     rather have independent ones run side by side, on cores that work for the other devices.
+    Within another program, which has a schedule of its own, it is filter_jit.
     """
-    if len(local()) == 1 or jax.default_backend() != "cpu":
-        return eqx.filter_jit(f)
-    in_order = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-    return eqx.filter_jit(f, compiler_options=in_order)
+    as_xla_likes = eqx.filter_jit(f)
+    in_order = eqx.filter_jit(f, compiler_options=IN_ORDER)
+
+    def run(*given):
+        several = len(local()) > 1 and jax.default_backend() == "cpu"
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(given))
+        return (in_order if several and not traced else as_xla_likes)(*given)
+
+    return run
 
 
 def everywhere(tree: Any) -> Any:

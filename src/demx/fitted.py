@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 CHEAP_DOF = 16  # up to here the density of a thousand samples takes seconds
 TOO_DEAR = (
-    "Weights, log Z and NLL are left out: densities in {} dimensions take minutes to hours. "
-    "`--likelihood native --likelihood-n 100` computes those of the sampler itself, "
-    "`--likelihood flow` those of a flow trained on the samples."
+    "The sampler's own density, and with it ESS, k̂, log Z and NLL, is left out: in {} dimensions "
+    "it can take hours. `demx evaluate RUN --likelihood native --likelihood-n 200`, or "
+    "evaluate(likelihood='native', likelihood_n=200), computes it."
 )
 
 

@@ -182,9 +182,10 @@ def messages(filters: Float[Array, "P n ..."], v: Float[Array, "n ..."]) -> Floa
 
 def _force(pair, here, there):
     (filters, unit), (a, b), (c, d) = pair, here, there
-    # a product with ones: XLA's sums along the last axis take three times as long
+    # a product with ones: on a CPU XLA's sums along the last axis take several times as long
     ones = jnp.ones((filters.shape[-1], 1), filters.dtype)
-    return (filters * a * d) @ ones * unit, -((filters * c * b) @ ones) * unit
+    total = partial(jnp.matmul, b=ones, precision=jax.lax.Precision.HIGHEST)
+    return total(filters * a * d) * unit, -total(filters * c * b) * unit
 
 
 def forces(
