@@ -161,7 +161,7 @@ def test_the_native_limit_is_read(monkeypatch, tmp_path):
     program.write_text(f"#!{sys.executable}\nprint('hello')\n")
     with pytest.raises(UserError, match="expected lines like 'LJ-13 B=512"):
         speed.native_limits(str(program))
-    with pytest.raises(UserError, match="could not be run"):
+    with pytest.raises(UserError, match="expected a program that runs"):
         speed.native_limits(str(tmp_path / "absent"))
 
 
@@ -174,7 +174,7 @@ def test_unknown_targets_are_named():
 
 def test_a_wrong_native_program_is_told_before_anything_is_timed(monkeypatch, tmp_path):
     tasks = fake(monkeypatch)
-    with pytest.raises(UserError, match="could not be run"):
+    with pytest.raises(UserError, match="expected a program that runs"):
         speed.run(("dw4",), 1, str(tmp_path / "absent"), False, quiet)
     assert not tasks
 
@@ -215,3 +215,11 @@ def test_the_yardstick_computes_the_same_energies():
         usable = want > -1e3  # inside the linear core they differ on purpose
         constant = (want - found)[usable]  # the yardstick's mixture is not normalised
         np.testing.assert_allclose(constant, constant[0], atol=2e-3)
+
+
+@pytest.mark.parametrize("name", [".", "missing/growth.svg"])
+def test_a_plot_that_cannot_be_written_is_refused_at_once(name, tmp_path):
+    from demx.commands.bench import bench
+
+    with pytest.raises(UserError, match="expected a file in a directory that exists"):
+        bench("speed", plot=str(tmp_path / name))

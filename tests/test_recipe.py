@@ -63,7 +63,7 @@ def test_the_lengths_of_the_benchmarks_are_found_untold(name, spread, narrow):
     target, full = resolve.resolve(name, recipe=True)
     found = full["precondition"]["sigma_data"]
     assert spread / 1.5 < found < 1.5 * spread
-    uses = full["walk"] if name in ("lj13", "lj55") else full["estimator"]
+    uses = full["walk"] if name in ("lj13", "lj55", "many_well") else full["estimator"]
     assert narrow / 1.5 < uses["local_variance"] ** 0.5 < 1.5 * narrow
     assert full["probe_calls"] % ONE_LOOK == 0 and full["probe_calls"] <= 11 * ONE_LOOK
     assert full["stopping"]["patience"] > 0
@@ -83,7 +83,7 @@ def test_an_energy_that_does_not_grow_outwards_is_refused():
         probe(flat)
 
 
-@pytest.mark.parametrize("space", [Euclidean(2), MeanFree(13, 3)], ids=str)
+@pytest.mark.parametrize("space", [Euclidean(2), Euclidean(32), MeanFree(13, 3)], ids=str)
 def test_settings_scale_with_the_energy(space):
     """All lengths in other units: the same numbers times the unit."""
     one, ten = (settings(space, Probe(0.01 * u**2, 2.0 * u, 0)) for u in (1.0, 10.0))
@@ -103,7 +103,9 @@ def test_calls_of_a_loop_that_a_budget_affords():
 
 
 @pytest.mark.parametrize(
-    "space", [Euclidean(3), MeanFree(4, 3), MeanFree(13, 3), MeanFree(38, 3)], ids=str
+    "space",
+    [Euclidean(3), Euclidean(32), MeanFree(4, 3), MeanFree(13, 3), MeanFree(38, 3)],
+    ids=str,
 )
 def test_loops_of_a_black_box_fit_what_it_affords(space):
     target, preset = FunctionTarget(normal, space), settings(space, Probe(0.01, 2.0, 0))

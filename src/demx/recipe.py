@@ -32,7 +32,7 @@ ROUNDS = 10  # of starts each up to twice as wide as the one before
 WIDER = 1.8  # a start this much wider than what came back has seen the whole
 LOOPS = 20  # outer loops that a budget should have room for
 PATIENCE = 600.0  # seconds for that many of them, if there is no budget
-MOST_BY_WEIGHT = 20  # degrees of freedom of particles beyond which weights are of no use
+MOST_BY_WEIGHT = 20  # degrees of freedom beyond which weights are of no use
 
 
 class Probe(NamedTuple):
@@ -115,8 +115,8 @@ def settings(space: Space, seen: Probe) -> dict[str, dict[str, Any]]:
 
     Noise reaches from 3.5 σ_d, where nothing but a normal is left to see, to a third of s; the
     control variate knows s. For particles, whose importance weights collapse, x_0 is kept and the
-    buffer is moved towards p_0 by HMC; K falls with the degrees of freedom, and where they are many
-    walks on p(x_0 | x_t) take the place of weights.
+    buffer is moved towards p_0 by HMC; K falls with the degrees of freedom. Where these are many
+    walks on p(x_0 | x_t) take the place of weights, for particles or not.
     """
     narrow, wide = math.sqrt(seen.local_variance), seen.spread
     narrow = min(narrow, wide)
@@ -131,14 +131,28 @@ def settings(space: Space, seen: Probe) -> dict[str, dict[str, Any]]:
         "estimator": {"kind": "mixed", "local_variance": seen.local_variance},
         "stopping": {"patience": 10},
     }
+    small = space.dof <= MOST_BY_WEIGHT
     if not isinstance(space, MeanFree):
         # angles fine enough to tell one narrow place from the next
-        finest = min(max(2 * wide / narrow, 8.0), 50.0)
+        finest = _two_digits(min(max(2 * wide / narrow, 8.0), 50.0))
+        network = {"kind": "mlp", "scale": finest}
+        if small:
+            return sections | {"network": network, "evaluation": {"every": 4}}
+        del sections["estimator"]
         return sections | {
-            "network": {"kind": "mlp", "scale": _two_digits(finest)},
-            "evaluation": {"every": 4},
+            "walk": {"local_variance": seen.local_variance},
+            "buffer": {"kind": "ring", "capacity": 2048},
+            "moves": {"num_steps": 100, "num_leapfrog": 8},
+            "network": network | {"width": 256, "embedding": 16},
+            "training": {
+                "outer_steps": 200,
+                "batch_size": 128,
+                "new_samples": 128,
+                "prior_fraction": 0.0,
+                "schedule": "cosine",
+            },
+            "evaluation": {"every": 10},
         }
-    small = space.dof <= MOST_BY_WEIGHT
     samples = 2 ** round(math.log2(min(max(2048 / space.dof, 32), 512)))
     by_weight = {
         "estimator": sections.pop("estimator") | {"wrap": ["conditional"]},

@@ -102,7 +102,10 @@ def native_limits(path: str) -> list[Limit]:
     try:
         done = subprocess.run([path], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise UserError(f"--native: {path} could not be run ({error})") from error
+        what = getattr(error, "strerror", None) or f"exit code {getattr(error, 'returncode', '?')}"
+        raise UserError(
+            f"--native: expected a program that runs without arguments, got {path} ({what})"
+        ) from error
     pattern = r"(LJ-\d+) B=(\d+) K=(\d+) threads=2 seconds=([\d.]+)"
     found = re.findall(pattern, done.stdout)
     if not found:

@@ -42,6 +42,8 @@ def bench(
 
     if repeats < 1:
         raise UserError(f"repeats: expected at least 1, got {repeats}")
+    if plot is not None and (Path(plot).is_dir() or not Path(plot).parent.is_dir()):
+        raise UserError(f"plot: expected a file in a directory that exists, got {plot}")
     named = tuple(name for words in targets for name in words.split(",") if name)
     found = speed.run(
         named, repeats, native, growth or plot is not None,
@@ -53,7 +55,7 @@ def bench(
         print(dumps.dumps(found, indent=2))
     else:
         tables.show(found)
-    if plot is not None and "growth" in found:
+    if plot is not None and found.get("growth"):
         from demx.report import figures
 
         Path(plot).write_text(figures.growth(found["growth"]))
