@@ -248,6 +248,7 @@ def test_a_file_may_import_its_neighbours(place):
             r"in line 1: .*openmm.*; pip install '\.\[openmm\]' in demx's",
         ),
         ("nowhere_at_all", "No module named 'nowhere_at_all'; install it beside demx"),
+        ("ase.nowhere", "No module named 'ase.nowhere'; ase is installed: is the name right?"),
     ],
 )
 def test_a_module_that_is_missing_in_the_file_is_told_how_to_get(module, match, place, monkeypatch):

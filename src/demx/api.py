@@ -118,9 +118,11 @@ def fit(
             stacklevel=2,
         )
     if trained.ended == "budget" and trained.progress.step == 0:
+        learns = configuration.method_entry(method).network
+        advice = ", and for a slow energy a classical method (hmc) is the right one"
         warnings.warn(
             "not one outer loop was done within the budget, so the sampler is untrained; a larger "
-            "budget goes on, and for a slow energy a classical method (hmc) is the right one",
+            f"budget goes on{advice if learns else ''}",
             stacklevel=2,
         )
     elif (

@@ -157,10 +157,12 @@ def _said(error: BaseException, source: Source) -> str:
     at = f" in line {lines[-1]}" if lines else ""
     first = next(iter(str(error).splitlines()), "")
     if isinstance(error, ModuleNotFoundError):
-        extra = EXTRAS.get((error.name or "").partition(".")[0])
-        first += (
-            f"; pip install '.[{extra}]' in demx's directory"
-            if extra
-            else "; install it beside demx, or put its file beside this one"
-        )
+        package, inside, _ = (error.name or "").partition(".")
+        extra = EXTRAS.get(package)
+        if inside:  # a package that is missing altogether is named alone
+            first += f"; {package} is installed: is the name right?"
+        elif extra:
+            first += f"; pip install '.[{extra}]' in demx's directory"
+        else:
+            first += "; install it beside demx, or put its file beside this one"
     return f"{type(error).__name__}{at}: {first}"
