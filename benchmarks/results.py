@@ -13,7 +13,10 @@ from pathlib import Path
 import numpy as np
 
 import demx
+from demx.evaluate.weights import ess
 from demx.store import Store
+
+SMALL = 16  # weights of an ESS of the paper
 
 
 def main() -> None:
@@ -63,6 +66,11 @@ def main() -> None:
         bad = sum(h["bad"] for h in history if h.get("bad") is not None)
         print(f"  bad {bad}, samples not finite {judged.samples.bad}")
         print(f"  evaluated for {judged.samples.energy_calls:,} calls:", *judged.verdict)
+        if judged.log_weight is not None:  # the more weights, the lower
+            weights = judged.log_weight[: len(judged.log_weight) // SMALL * SMALL]
+            shares = [ess(block)[0] for block in weights.reshape(-1, SMALL)]
+            error = np.std(shares, ddof=1) / len(shares) ** 0.5
+            print(f"  ess of {SMALL} weights, as in the paper: {np.mean(shares):.3f} ± {error:.2g}")
     print(f"\n{'metric':15}{'n':>7}  {'mean over seeds':>22}  {'floor':>20}  each seed")
     for name in found[0].metrics:
         metrics = [f.metrics[name] for f in found if name in f.metrics]

@@ -14,11 +14,11 @@ def cluster():
     return from_atoms(atoms, EMT(), temperature=800, trap=0.1)
 
 
-def main(n=1000, budget="20m", **options):
+def main(n=1000, budget="3m", **options):
     target = cluster()
-    sampler = demx.fit(target, budget=budget, **options)
-    print(sampler)
+    sampler = demx.fit(target, budget=budget, **{"method": "tempering"} | options)
     print(sampler.sample_to("cluster.extxyz", n))  # elements, Å, eV: `ase gui cluster.extxyz`
+    print(*sampler.evaluate(n).verdict, sep="\n")
     print(f"{target.calls:,} calls of the calculator")
 
 

@@ -21,6 +21,7 @@ from demx.errors import UserError
 from demx.space import Euclidean, MeanFree, normal
 from demx.targets.atomistic import from_atoms
 from demx.targets.probabilistic import from_model
+from hosts import CHAINS
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -81,6 +82,14 @@ def test_atoms_without_a_trap_are_warned_of():
     assert free.host(x)[0] == kept.host(x)[0]
     with pytest.warns(UserWarning, match="a trap"):
         from_atoms(ase.Atoms("Cu2"), EMT())
+
+
+def test_a_calculator_that_is_none_is_told():
+    atoms = ase.Atoms("Cu2", positions=[[0, 0, 0], [2.5, 0, 0]])
+    with pytest.raises(UserError, match=r"such as EMT.*got EMT, which is a class: call it"):
+        from_atoms(atoms, EMT, trap=0.1)
+    with pytest.raises(UserError, match=r"calculator: expected one of ASE's, made.*got 'emt'"):
+        from_atoms(atoms, "emt", trap=0.1)
 
 
 def test_frames_in_the_units_of_ase(tmp_path, monkeypatch):
@@ -213,12 +222,19 @@ QUICK = {
 }
 
 
-@pytest.mark.parametrize("name", ["black_box", "ase_cluster", "numpyro_schools"])
+@pytest.mark.parametrize("name", ["black_box", "numpyro_schools", "numpyro_mixture"])
 def test_the_examples_run(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(recipe, "POINTS", 4)  # a calculator is slow
     example(name).main(n=40, **QUICK)
     assert capsys.readouterr().out
-    if name == "ase_cluster":
-        frames = ase.io.read("cluster.extxyz", index=":")
-        assert len(frames) == 40 and frames[0].get_chemical_formula() == "AuCu3"
+
+
+@pytest.mark.parametrize(
+    "name, file, formula", [("ase_cluster", "cluster", "AuCu3"), ("ase_argon", "argon", "Ar13")]
+)
+def test_the_examples_of_ase_run(name, file, formula, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    example(name).main(n=40, settings=CHAINS, progress=False)
+    assert "chains" in capsys.readouterr().out  # what they say of each other
+    frames = ase.io.read(f"{file}.extxyz", index=":")
+    assert len(frames) == 40 and frames[0].get_chemical_formula() == formula

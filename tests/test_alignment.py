@@ -31,6 +31,15 @@ def test_aligned_costs_agree_with_a_loop(rng, particles, dim):
     np.testing.assert_allclose(alignment.aligned_costs(x, y), naive, atol=1e-11)
 
 
+@pytest.mark.parametrize("species", [None, np.array([0, 1, 0, 1, 1])])
+def test_a_cluster_laid_onto_another_is_at_the_aligned_distance(rng, species):
+    x, y = rng.normal(size=(2, 9, 5, 3))
+    x, y = (v - v.mean(axis=1, keepdims=True) for v in (x, y))
+    found = ((x - alignment.laid_onto(x, y, species)) ** 2).sum(axis=(1, 2))
+    costs = alignment.aligned_costs(x, y, species=species)
+    np.testing.assert_allclose(found, np.diag(costs), atol=1e-11)
+
+
 def test_w2_aligned_agrees_with_pot(rng):
     x, y = rng.normal(size=(2, 60, 5, 3))
     expected = ot.emd2([], [], np.array([[naive_cost(a, b) for b in y] for a in x])) ** 0.5

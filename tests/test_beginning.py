@@ -12,13 +12,13 @@ from ase.calculators.lj import LennardJones
 
 import demx
 from demx import cli, devices, resolve
-from demx.assessment import reference
 from demx.beginning import beginning, known, width
 from demx.config import build_method
 from demx.errors import UserError
 from demx.evaluate.equilibrium import HEATING, Equilibrium, Sampler
 from demx.methods import METHODS
 from demx.report import tables
+from demx.ruler import reference
 from demx.space import Euclidean, MeanFree
 from demx.store import Store
 from demx.targets.atomistic import from_atoms

@@ -1,6 +1,7 @@
 """Energies on the host: values, gradients, and that every call is counted."""
 
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -82,6 +83,34 @@ def test_what_demx_counts_is_what_the_function_saw():
     before = target.calls
     found = sampler.evaluate(20, repeats=2, likelihood="none")
     assert target.calls - before == found.samples.energy_calls == 40
+
+
+@pytest.mark.parametrize("method", ["metropolis", "hmc", "nuts", "tempering"])
+def test_what_chains_count_is_what_the_function_saw(method):
+    """Also of NUTS, whose trajectories are of different lengths."""
+    target = black_box(bowl, dim=2)
+    options = {"scale": 1.0, "settings": CHAINS, "progress": False, "warm_start": np.ones((1, 2))}
+    sampler = demx.fit(target, method=method, **options)
+    p = sampler.progress
+    assert target.calls == p.energy_calls + p.evaluation_calls
+    before = target.calls
+    drawn = sampler.sample(10)
+    jax.block_until_ready(drawn.x)
+    assert target.calls - before == drawn.energy_calls
+
+
+def test_a_first_call_that_loads_something_says_nothing_of_the_others():
+    waits = iter([0.3])
+
+    def slow_at_first(x):
+        time.sleep(next(waits, 0.0))
+        return bowl(x)
+
+    target = black_box(slow_at_first, dim=2)
+    energies(target, jnp.ones((1, 2)))
+    assert target.seconds_per_point >= 0.3
+    energies(target, jnp.ones((5, 2)))
+    assert target.seconds_per_point < 0.1
 
 
 def test_finite_differences_count_each_call():

@@ -9,8 +9,9 @@ import pytest
 from demx.evaluate.evidence import log_z
 from demx.evaluate.weights import ess
 from demx.methods import control
-from demx.methods.control import Paths, engine
-from demx.methods.control_network import KL, LogVariance, limit
+from demx.methods.control import engine
+from demx.methods.control_network import KL, LogHuber, LogVariance, limit
+from demx.methods.paths import Paths
 from demx.methods.processes import (
     Brownian,
     DDSSettings,
@@ -32,7 +33,7 @@ SPACES = {"euclidean": Euclidean(3), "mean_free": MeanFree(3, 2)}
 PROCESSES = {
     "pis": lambda n, scale: Brownian(n, scale, 1.5),
     "dds": lambda n, scale: OrnsteinUhlenbeck(n, scale, 0.6),
-    "dis": lambda n, scale: Reversal(n, scale, 0.5, 8.0),
+    "dis": lambda n, scale: Reversal(n, scale, 0.5, 8.0, 1.5),
 }
 METHODS = {
     "pis": (control.pis, PISSettings),
@@ -187,7 +188,21 @@ def test_log_variance_has_twice_the_gradient_of_kl(name, key):
         within(mean, 0.0, error)
 
 
-@pytest.mark.parametrize("loss", ["kl", "log_variance"])
+def test_one_lost_path_does_not_decide_an_update(key):
+    """Of weights within 3 median deviations it is n/(n-1) of the variance, up to its centre; of one
+    that is far away only the sign counts."""
+    weight = jax.random.uniform(key, (64,))
+    slope = jax.grad(lambda w: LogHuber()(w, 64))
+    centred = weight - jnp.median(weight)
+    np.testing.assert_allclose(slope(weight), 2 * centred / 64, rtol=1e-5, atol=1e-7)
+    far, farther = (slope(weight.at[0].set(-(10.0**k))) for k in (4, 8))
+    np.testing.assert_allclose(far, farther, rtol=1e-5, atol=1e-7)
+    assert 0 < abs(float(far[0])) < 2 * 3 * 0.5 / 64
+    lost = slope(weight.at[0].set(-jnp.inf))
+    assert lost[0] == 0 and np.isfinite(lost).all() and (lost[1:] != 0).sum() >= 61
+
+
+@pytest.mark.parametrize("loss", ["kl", "log_variance", "log_huber"])
 def test_rematerialisation_changes_no_gradient(loss, key):
     target, found = TWO_MODES, []
     for remat in (False, True):
@@ -344,7 +359,7 @@ def test_limit_shortens_and_has_a_derivative_everywhere():
     [
         (PISSettings, {"power": 0.0}, "power: expected a positive number, got 0.0"),
         (PISSettings, {"num_steps": 0}, "num_steps: expected at least 1, got 0"),
-        (PISSettings, {"loss": "elbo"}, "loss: expected 'kl' or 'log_variance', got 'elbo'"),
+        (PISSettings, {"loss": "elbo"}, "loss: expected kl, log_variance, log_huber, got 'elbo'"),
         (DDSSettings, {"alpha_max": 1.5}, r"alpha_max: expected in \(0, 1\], got 1.5"),
         (DISSettings, {"num_steps": 5}, "beta_max: expected .* stable, got 20.0"),
         (

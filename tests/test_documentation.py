@@ -11,7 +11,7 @@ import pytest
 
 import demx
 import snippets
-from demx import api, assessment, cli, resolve
+from demx import api, cli, resolve, ruler
 from demx.config import parse_set
 from demx.methods import METHODS
 from demx.targets import TARGETS
@@ -24,7 +24,7 @@ WITH_PYTHON = [d for d in DOCUMENTS if snippets.python(d)]
 def test_python_runs(document, monkeypatch, tmp_path):
     """In order, in one namespace, with settings of a few steps."""
     monkeypatch.setattr(demx, "fit", snippets.quick(api.fit), raising=False)
-    made = snippets.quick_reference(assessment.reference)
+    made = snippets.quick_reference(ruler.reference)
     monkeypatch.setattr(demx, "reference", made, raising=False)
     monkeypatch.chdir(tmp_path)
     with matplotlib.rc_context({"backend": "agg"}):
@@ -71,7 +71,10 @@ def test_commands_parse(words, monkeypatch):
     elif program == "make":
         assert re.search(rf"^{arguments[0]}:", (root / "Makefile").read_text(), re.M)
     elif program == "python":
-        assert (root / arguments[0]).exists()
+        if arguments[0] == "-c":
+            compile(arguments[1], "-c", "exec")
+        else:
+            assert (root / arguments[0]).exists()
     else:
         assert program == "pip" and arguments[0] == "install"
 

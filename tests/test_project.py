@@ -16,6 +16,7 @@ EDGE |= {
     "fitted",
     "recipe",
     "resolve",
+    "ruler",
     "source",
     "samples",
     "machine",

@@ -5,6 +5,7 @@ import pytest
 
 from demx import config, resolve
 from demx.errors import UserError
+from demx.measurement import BATCH
 from demx.noise import Geometric
 from demx.recipe import LOOPS, Probe, affordable, probe, settings
 from demx.resolve import _affordable_sections, named_target
@@ -12,8 +13,10 @@ from demx.sde import Grid, Midpoint, reverse
 from demx.space import Euclidean, MeanFree
 from demx.space import normal as gaussian
 from demx.targets.function import CHECKED, FunctionTarget
+from demx.train import Budget
 
 ONE_LOOK = 64 * (100 + 1 + 1 + 40 * 4)  # descent, slopes, start of the moves, moves
+TIMED = 3 * BATCH  # what a call takes
 
 
 def normal(x):
@@ -27,7 +30,7 @@ def test_a_probe_finds_the_width_of_modes_and_is_counted():
     # 64 points: the median of χ²_3/3 has a relative error of about 0.1; two digits are kept
     median = (1 - 2 / 27) ** 3
     assert full["estimator"]["local_variance"] == pytest.approx(0.09 / median, rel=0.45)
-    assert full["probe_calls"] == ONE_LOOK + CHECKED + resolve.FINGERPRINT
+    assert full["probe_calls"] == ONE_LOOK + CHECKED + resolve.FINGERPRINT + TIMED
     made = config.build_method("idem", built, full)
     assert made.calls_at_init == full["probe_calls"]
     plain = {"estimator": {"kind": "log_sum_exp"}}
@@ -65,7 +68,8 @@ def test_the_lengths_of_the_benchmarks_are_found_untold(name, spread, narrow):
     assert spread / 1.5 < found < 1.5 * spread
     uses = full["walk"] if name in ("lj13", "lj55", "many_well") else full["estimator"]
     assert narrow / 1.5 < uses["local_variance"] ** 0.5 < 1.5 * narrow
-    assert full["probe_calls"] % ONE_LOOK == 0 and full["probe_calls"] <= 11 * ONE_LOOK
+    looks = full["probe_calls"] - TIMED
+    assert looks % ONE_LOOK == 0 and looks <= 11 * ONE_LOOK
     assert full["stopping"]["patience"] > 0
     assert config.build_method("idem", target, full).calls_at_init == full["probe_calls"]
 
@@ -100,6 +104,22 @@ def test_calls_of_a_loop_that_a_budget_affords():
     assert affordable(inf, 20 * 2**16, 1.0) == 2**16  # a budget in calls needs no clock
     assert affordable(inf, inf, 4e-4) == 2**16  # ten minutes
     assert affordable(1.0, inf, 10.0) == 1
+
+
+def test_loops_of_a_slow_function_in_jax_fit_the_budget(monkeypatch):
+    """100 s of 0.1 ms are 50 000 calls a loop, and the power of two below is 2^15."""
+    fast = resolve.resolve(normal, dim=3, scale=1.0, budget=Budget(3600.0))[1]
+    monkeypatch.setattr(resolve, "seconds_per_call", lambda target, scale: (1e-4, TIMED))
+    slow = resolve.resolve(normal, dim=3, scale=1.0, budget=Budget(100.0))[1]
+    assert "loop_calls" not in fast and slow["loop_calls"] == 2**15
+    calls = lambda full: config.build_method("idem", FunctionTarget(normal, Euclidean(3)), full)  # noqa: E731
+    assert calls(slow).calls_per_step <= 2**15 < calls(fast).calls_per_step
+    # 60 s of 0.2 µs would be 2^23 calls a loop: full ones, of 2^23.6, are within the slack
+    monkeypatch.setattr(resolve, "seconds_per_call", lambda target, scale: (2e-7, TIMED))
+    assert "loop_calls" not in resolve.resolve(normal, dim=3, scale=1.0, budget=Budget(60.0))[1]
+    again = resolve.resolve(normal, dim=3, scale=1.0, budget=Budget(9000.0), before=slow)[1]
+    assert again == slow
+    assert resolve.resolve(normal, dim=3, scale=1.0, before=fast)[1] == fast
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def chains(function, **options):
     )  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:the budget has room for")
 def test_a_long_loop_is_given_up_and_done_again(tmp_path):
     """When time is up in its midst: the run goes on as if it had not been stopped."""
     pause = [0.0]
@@ -173,6 +174,7 @@ def test_a_run_that_goes_on_repeats_neither_probe_nor_beginning(method, tmp_path
     assert first.config["probe"]["energy_calls"] > 10_000
 
 
+@pytest.mark.filterwarnings("ignore:the budget has room for")
 @pytest.mark.parametrize("part", ["the probe of the energy", "the method had begun"])
 def test_a_budget_covers_what_comes_before_training(part, tmp_path):
     """It ends there, in time, and says so."""

@@ -11,7 +11,7 @@ _LAZY = {
     "fit": "demx.api",
     "load": "demx.api",
     "assess": "demx.assessment",
-    "reference": "demx.assessment",
+    "reference": "demx.ruler",
     "Fitted": "demx.api",
     "Samples": "demx.types",
     "UserError": "demx.errors",
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from demx.api import fit as fit
     from demx.api import load as load
     from demx.assessment import assess as assess
-    from demx.assessment import reference as reference
     from demx.errors import Diverged as Diverged
     from demx.errors import UserError as UserError
+    from demx.ruler import reference as reference
     from demx.types import Samples as Samples
 
 

@@ -19,7 +19,7 @@ from demx.errors import UserError
 from demx.fitted import Fitted, LogZ, log_z
 from demx.glance import Glance
 from demx.interruption import Inside
-from demx.pace import cost, duration
+from demx.pace import cost, duration, short
 from demx.progress import ProgressLine
 from demx.recipe import LOOPS, PATIENCE
 from demx.resolve import reopen, resolve
@@ -145,9 +145,16 @@ def fit(
 def _say_cost(
     target: Target, method: Method, config: Mapping[str, Any], budget: Budget, console: Console
 ) -> None:
-    """What an outer loop of a black box takes; a warning where a budget has room for too few."""
+    """What an outer loop takes, of a black box or in sizes that the budget decided; a warning
+    where it has room for too few of a black box."""
     calls = method.calls_per_step
     said = cost(target, calls)
+    if said is None and "loop_calls" in config:
+        console.print(
+            f"one outer loop: {short(calls)} energy calls, by sizes smaller than the recipe's own "
+            "for the sake of the budget",
+            highlight=False,
+        )
     if said is None or not calls:
         return
     console.print(f"one outer loop: {said}", highlight=False)
@@ -155,11 +162,19 @@ def _say_cost(
         return
     seconds = budget.seconds if budget != Budget() else PATIENCE
     loops = min(seconds / (calls * target.seconds_per_point), budget.energy_calls / calls)
+    needed = min(LOOPS, method.outer_steps)
+    if loops >= needed:  # the sizes leave some room
+        return
     where = "the budget" if budget != Budget() else duration(PATIENCE)
+    learns = configuration.method_entry(config["method"]).network
+    advice = (
+        "for an energy this slow a classical method (method hmc: --method hmc) is the right one"
+        if learns
+        else "what it cannot reach within the budget, it does not sample"
+    )
     warnings.warn(
         f"{where} has room for about {loops:.2g} outer loops of {said}, and {config['method']} "
-        f"needs {LOOPS} at least: for an energy this slow a classical method (method hmc: "
-        "--method hmc) is the right one",
+        f"needs {needed} at least: {advice}",
         stacklevel=3,
     )
 

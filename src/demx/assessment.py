@@ -3,34 +3,27 @@
 import html
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike
 
-from demx import config
-from demx.beginning import check_energies, known, points
+from demx.beginning import known
 from demx.correction import equal_weights
 from demx.errors import UserError
 from demx.evaluate import densities, verdict
 from demx.evaluate import reference as references
-from demx.evaluate.equilibrium import Equilibrium, least_calls, samples_within
-from demx.evaluate.evaluation import (
-    Evaluation,
-    batched_energies,
-    compare,
-    floors,
-)
+from demx.evaluate.equilibrium import Equilibrium, samples_within
+from demx.evaluate.evaluation import Evaluation, batched_energies, compare
 from demx.evaluate.reference import Reference
 from demx.evaluate.weights import effective_share
 from demx.pace import watched
 from demx.resolve import open_target, reference_key
+from demx.ruler import WORKERS, ruler, target_settings
 from demx.samples import Stored, fitting
 from demx.types import Samples, Target
-
-WORKERS = 2  # processes for aligned distances
 
 
 class Density(NamedTuple):
@@ -86,14 +79,17 @@ def assess_target(
     seed: int = 1,
     island: np.ndarray | None = None,
     log_z: tuple[float, float] | None = None,
+    energies: np.ndarray | None = None,
 ) -> Assessment:
     """Every metric of samples x that the target, the reference and the density allow.
 
-    island, log_z: of the samples, see `demx.types.Samples`.
+    island, log_z: of the samples, see `demx.types.Samples`. energies: theirs, if they are known.
     """
     if reference is not None:
         references.check(reference, target)
-    found = compare(target, x, reference, n=n, workers=WORKERS, island=island)
+    found = compare(
+        target, x, reference, n=n, workers=WORKERS, energies=energies, island=island
+    )  # fmt: skip
     calls = found.energy_calls + sampling_calls + (density.energy_calls if density else 0)
     found = found._replace(energy_calls=calls)
     true = getattr(target, "log_z", None)
@@ -131,75 +127,6 @@ def assess_target(
     return judged._replace(mcmc=mcmc, mcmc_calls=chains.energy_calls)
 
 
-def ruler(reference: Reference | Path | None) -> Reference | None:
-    return references.load(reference) if isinstance(reference, Path) else reference
-
-
-def reference(
-    target: str | Target | Callable[[Array], Array],
-    *,
-    n: int = references.SIZE,
-    output: str | Path | None = None,
-    seed: int = 0,
-    dim: int | None = None,
-    particles: tuple[int, int] | None = None,
-    species: tuple[int, ...] | None = None,
-    settings: Sequence[str] = (),
-    warm_start: ArrayLike | None = None,
-    report: Callable[[str], None] = lambda text: None,
-    **equilibrium: Any,
-) -> tuple[Reference, Path | None]:
-    """Two near-exact sets of n samples of a target, kept in `output` or, of a name, the cache.
-
-    settings: of the target, such as ["target.num_particles=7"]. warm_start: points (rows, *shape)
-    to begin from, in turn: half of the chains as they are, half after moves at the hottest
-    temperature; without any, those of `target.start`, if it has that. equilibrium: `scale`,
-    `num_chains` and the other sizes of `demx.evaluate.equilibrium.Equilibrium`.
-    """
-    about = _target_settings(settings)
-    try:
-        sizes = Equilibrium(**equilibrium)
-    except (TypeError, ValueError) as error:
-        raise UserError(str(error)) from error
-    opened = open_target(
-        target, about, dim=dim, particles=particles, species=species, scale=sizes.scale
-    )
-    built = opened.target
-    start = _start(built, warm_start, sizes.num_chains)
-    with watched(built, "reference", 2 * least_calls(n, sizes), least=True):
-        made = references.make(built, seed=seed, n=n, settings=sizes, report=report, start=start)
-    for size in (1000, 2000):
-        if n >= 2 * size:
-            report(f"floors at n = {size}")
-            made = made.with_floors(size, floors(built, made, size, WORKERS))
-    path = Path(output) if output else None
-    if path is None and isinstance(target, str):
-        path = references.cache_file(*reference_key(opened.head(about)))
-    if path is not None:
-        made.save(path)
-    return made, path
-
-
-def _start(target: Target, warm_start: ArrayLike | None, num_chains: int) -> np.ndarray | None:
-    """Points that the chains of a reference begin from; None: they find some themselves."""
-    if hasattr(target, "sample"):
-        if warm_start is not None:
-            raise UserError("warm start: of no use here, this target draws exact samples")
-        return None
-    found = known(target) if warm_start is None else points(warm_start, target, "warm start")
-    if found is not None:
-        check_energies(target, found[:num_chains])
-    return found
-
-
-def _target_settings(settings: Sequence[str]) -> dict[str, Any]:
-    sections = config.parse_set(tuple(settings))
-    about = sections.pop("target", {})
-    if sections:
-        raise UserError(f"--set: expected settings of the target here, got {', '.join(sections)}")
-    return about
-
-
 def assess(
     target: str | Target | Callable[[Array], Array],
     samples: Stored | ArrayLike,
@@ -220,12 +147,41 @@ def assess(
     Weights that come with the samples are judged as they are; likelihood='flow' trains an OT-CFM
     flow on the samples instead.
     """
-    about = _target_settings(settings)
+    about = target_settings(settings)
     opened = open_target(target, about, dim=dim, particles=particles, species=species, look=False)
     built = opened.target
     stored = samples if isinstance(samples, Stored) else Stored(np.asarray(samples))
-    stored = fitting(stored, built.space.shape, "samples")
-    stored = stored._replace(x=np.asarray(built.space.project(jnp.asarray(stored.x))))
+    stored = on_space(stored, built)
+    found = ruler(reference)
+    if found is None and (isinstance(target, str) or hasattr(built, "sample")):
+        found = references.find(*reference_key(opened.head(about)), built)
+    return assess_stored(
+        built, stored, n=n, seed=seed, likelihood=likelihood, likelihood_n=likelihood_n,
+        mcmc_calls=mcmc_calls, reference=found,
+    )  # fmt: skip
+
+
+def on_space(stored: Stored, target: Target, where: Path | str = "samples") -> Stored:
+    """Samples from anywhere in the shape of a target, without what its space has not."""
+    stored = fitting(stored, target.space.shape, where)
+    return stored._replace(x=np.asarray(target.space.project(jnp.asarray(stored.x))))
+
+
+def assess_stored(
+    target: Target,
+    stored: Stored,
+    *,
+    reference: Reference | None,
+    n: int = 1000,
+    seed: int = 1,
+    likelihood: str = "auto",
+    likelihood_n: int = 1000,
+    mcmc_calls: int = 0,
+    sampling_calls: int = 0,
+    energies: np.ndarray | None = None,
+) -> Assessment:
+    """`assess` for a target and samples of its shape. sampling_calls: what drawing them took,
+    and their energies, if they are known."""
     check_sizes(n, likelihood_n)
     if likelihood not in ("auto", "flow", "none"):
         raise UserError(
@@ -234,7 +190,7 @@ def assess(
         )
     density = None
     if likelihood == "flow":
-        density = flow_density(built, stored.x, likelihood_n, seed)
+        density = flow_density(target, stored.x, likelihood_n, seed)
     elif likelihood == "auto" and stored.log_weight is not None:
         density = Density(stored.log_weight, None, 0, "the file", stored.island)
     x, island = stored.x, stored.island
@@ -242,14 +198,12 @@ def assess(
         rows = equal_weights(stored.log_weight, len(x), seed)
         # copies of one are no new samples
         x, island = x[rows], rows if island is None else island[rows]
-    found = ruler(reference)
-    if found is None and (isinstance(target, str) or hasattr(built, "sample")):
-        found = references.find(*reference_key(opened.head(about)), built)
+        energies = None if energies is None else energies[rows]
     try:
-        with watched(built, "evaluate", len(x) + mcmc_calls):
+        with watched(target, "evaluate", (len(x) if energies is None else 0) + mcmc_calls):
             judged = assess_target(
-                built, x, reference=found, n=n, density=density, mcmc_calls=mcmc_calls, seed=seed,
-                island=island,
+                target, x, reference=reference, n=n, density=density, mcmc_calls=mcmc_calls,
+                seed=seed, island=island, sampling_calls=sampling_calls, energies=energies,
             )  # fmt: skip
     except ValueError as error:
         raise UserError(str(error)) from error

@@ -28,6 +28,7 @@ from demx.evaluate.reference import Reference
 from demx.methods import METHODS
 from demx.pace import watched
 from demx.resolve import reference_key, rows
+from demx.targets.black_box import BlackBox
 from demx.train import Progress
 from demx.types import Method, Samples, Target
 
@@ -99,13 +100,22 @@ class Fitted:
         return Drawing(self.target, self.method, self.state, self.config["method"])
 
     def report(
-        self, path: str | Path, n: int = 1000, coordinate: "Coordinate | None" = None
+        self,
+        path: str | Path,
+        n: int = 1000,
+        coordinate: "Coordinate | None" = None,
+        samples: str | Path | None = None,
     ) -> Path:
         """One HTML file that shows this sampler. n: size of one block of samples for the metrics.
-        coordinate: what the free energy is shown along, as in `plot.free_energy`."""
+        coordinate: what the free energy is shown along, as in `plot.free_energy`. samples: a file
+        of its samples to show, instead of drawing some."""
         from demx.report.html import write_fitted
 
-        return write_fitted(self, Path(path), n, coordinate)
+        return write_fitted(self, Path(path), n, coordinate, samples and Path(samples))
+
+    def calls_of(self, n: int) -> int | None:
+        """Energy calls that n samples will take; None: that cannot be said before."""
+        return self._drawing.calls(n, How())
 
     def sample(
         self,
@@ -202,7 +212,7 @@ class Fitted:
         self,
         n: int = 1000,
         *,
-        repeats: int = 10,
+        repeats: int | None = None,
         seed: int = 1,
         likelihood: str = "auto",
         likelihood_n: int = 1000,
@@ -214,6 +224,7 @@ class Fitted:
     ) -> Assessment:
         """Metrics of n·repeats fresh samples, with standard errors, floors and a verdict.
 
+        repeats: 10, or 1 of a black box whose calls the samples take, if it is None.
         likelihood: 'native' adds what the sampler's own density says, of likelihood_n samples,
         'flow' what an OT-CFM flow trained on the samples says (the paper's protocol), 'none'
         nothing; 'auto' is native in up to 16 dimensions, and else says that it is none.
@@ -223,6 +234,9 @@ class Fitted:
         """
         check_sizes(n, likelihood_n)
         how = How(False, correct, correct_steps)
+        if repeats is None:
+            dear = isinstance(self.target, BlackBox) and self._drawing.calls(n, how) != 0
+            repeats = 1 if dear else 10
         calls = self._drawing.calls(n * repeats, how)
         if calls is not None:
             calls += n * repeats + self._mcmc_calls(mcmc_calls, mcmc_at_most, calls)
@@ -263,9 +277,9 @@ class Fitted:
                 judged = judged._replace(samples=found)
                 judged = judged.noted(drawn_by_weight(len(drawn.x), worth))
             judged = judged._replace(samples=judged.samples._replace(left_out=left_out))
-            return judged.noted(*self._training())
+            return judged.noted(*self.caveats())
 
-    def _training(self) -> Iterator[str]:
+    def caveats(self) -> Iterator[str]:
         """What must be known of a training that did not simply end."""
         p, done = self.progress, f"{self.progress.step} of {self.method.outer_steps} outer loops"
         if p.step == 0:

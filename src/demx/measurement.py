@@ -5,13 +5,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import equinox as eqx
+import jax
+
+from demx.energy import evaluate
 from demx.errors import GivenUp, UserError
 from demx.pace import duration, watched
 from demx.recipe import Probe, least_calls, probe
+from demx.space import normal
 from demx.targets.black_box import BlackBox
 from demx.targets.first_look import warn_of_rounding
 from demx.types import Target
 
+BATCH = 1024  # points, of which a call is timed
 KEPT = ("local_variance", "spread", "energy_calls")  # of a probe, in a configuration
 
 
@@ -41,6 +47,25 @@ def measure(target: Target, scale: float | None, until: float, quiet: bool) -> P
     if isinstance(target, BlackBox):
         warn_of_rounding(target, seen.energy)
     return seen
+
+
+def seconds_per_call(target: Target, scale: float) -> tuple[float, int]:
+    """What an energy with its gradient takes, and the energy calls that finding out took.
+
+    Of a black box that is known. Of what JAX compiles: the shorter of two runs of a batch of
+    normal points as wide as `scale`, on one device.
+    """
+    if isinstance(target, BlackBox):
+        return target.seconds_per_point, 0
+    x = scale * normal(jax.random.key(0), target.space, (BATCH,))
+    run = eqx.filter_jit(lambda target, x: evaluate(target, x))
+    jax.block_until_ready(run(target, x))
+    taken = []
+    for _ in range(2):
+        begun = time.perf_counter()
+        jax.block_until_ready(run(target, x))
+        taken.append(time.perf_counter() - begun)
+    return min(taken) / BATCH, 3 * BATCH
 
 
 @contextmanager

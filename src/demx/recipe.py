@@ -5,8 +5,8 @@ lengths: σ_d, how widely the mass is spread about 0, and s, how narrow it is ar
 (`demx.stiffness`). Started wider and wider, points show how far the mass reaches: until what
 comes back is clearly narrower than what was sent out.
 
-The sizes that follow are for energies that JAX can compile. A black box, whose every call is paid
-for, gets the first of ever smaller sizes of which LOOPS outer loops are affordable.
+The sizes that follow are for energies that take less than a microsecond. One whose calls are dear
+gets the first of ever smaller sizes of which LOOPS outer loops are affordable; so do chains.
 """
 
 import math
@@ -31,6 +31,7 @@ MOVES = Moves(num_steps=40, num_leapfrog=4)
 ROUNDS = 10  # of starts each up to twice as wide as the one before
 WIDER = 1.8  # a start this much wider than what came back has seen the whole
 LOOPS = 20  # outer loops that a budget should have room for
+SLACK = 4  # that full sizes of what JAX compiles may miss it by: a clock alone changes no run
 PATIENCE = 600.0  # seconds for that many of them, if there is no budget
 MOST_BY_WEIGHT = 20  # degrees of freedom beyond which weights are of no use
 
@@ -227,6 +228,24 @@ def smaller(sections: dict[str, dict[str, Any]], sizes: Sizes) -> dict[str, dict
         drawn = sections.get("draws", {}).get("num_samples", sizes.num_samples)
         found["draws"] = {"num_samples": min(drawn, sizes.num_samples)}
     return found
+
+
+# of chains: at most so many side by side, and the share of their transitions. A black box gains
+# nothing from many at once, and each has to reach equilibrium by itself
+FEWER_CHAINS = ((64, 1), (32, 1), (16, 1), (8, 1), (8, 2), (8, 4), (4, 4), (4, 8))
+
+
+def fewer_chains(sampler: dict[str, Any], most: int, share: int) -> dict[str, dict[str, Any]]:
+    """Sections of chains whose calls are dear; sampler: the section with all its entries.
+
+    Looks at their samples on the way would cost as much as the chains themselves.
+    """
+    count = min(most, sampler["num_chains"])
+    length, thin = (max(2, sampler["length"] // share), max(1, sampler["thin"] // share))
+    return {
+        "sampler": {"num_chains": count, "length": length, "thin": thin},
+        "evaluation": {"every": 0},
+    }
 
 
 def affordable(seconds: float, energy_calls: float, seconds_per_call: float) -> int:

@@ -1,5 +1,6 @@
 """From what a user names or hands over to a target and a complete configuration."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,9 +14,9 @@ from demx import config as configuration
 from demx import source as sources
 from demx.beginning import beginning, check_energies, identity, width
 from demx.errors import UserError
-from demx.measurement import as_kept, in_time, kept, measure
+from demx.measurement import as_kept, in_time, kept, measure, seconds_per_call
 from demx.pace import watched
-from demx.recipe import SMALLER, affordable, smaller
+from demx.recipe import FEWER_CHAINS, SLACK, SMALLER, affordable, fewer_chains, smaller
 from demx.recipe import settings as settings_for
 from demx.source import Source
 from demx.space import normal, space_of
@@ -128,7 +129,7 @@ def resolve(
 
     recipe: settings from a probe of the energy (`demx.recipe`) even where there is a preset.
     warm_start: points to begin from; the configuration has their checksum. budget: what the recipe
-    makes the outer loops of a black box fit into, and what the probe must end within. before: the
+    makes outer loops fit into, and what the probe must end within. before: the
     configuration of the run that is gone on with; what was measured then, `probe`, `probe_calls`
     and `loop_calls`, is not measured again. quiet: a probe of a black box that takes its time tells
     nothing meanwhile.
@@ -162,7 +163,7 @@ def resolve(
         head["warm_start"] = identity(points)
     if not preset and chains and (known := scale or width(built, points)):
         preset = {"sampler": {"scale": known}}  # for the first step size: nothing to probe
-    sizes_by_recipe = not preset and entry.matching
+    by_recipe, by_chains = not preset and entry.matching, entry.warm_start == "chains"
     if not preset:
         seen = kept(before)
         if seen is None:
@@ -176,14 +177,22 @@ def resolve(
             else {"sampler": {"scale": seen.spread}}
         )
     sections = configuration.resolve_sections(method, built.space, [preset, settings])
-    if sizes_by_recipe and isinstance(built, BlackBox):
-        if before is not None:
-            room = before.get("loop_calls")
-        else:
-            room = affordable(budget.seconds, budget.energy_calls, built.seconds_per_point)
+    if by_recipe or (by_chains and isinstance(built, BlackBox)):
+        full, room = sections, (before or {}).get("loop_calls")
+        if before is None:
+            each = None
+            if math.isinf(budget.energy_calls):  # else no clock is needed
+                each, asked = seconds_per_call(built, seen.spread if by_recipe else 1.0)
+                calls += asked
+            room = affordable(budget.seconds, budget.energy_calls, each or 1.0)
+            if each and not isinstance(built, BlackBox):
+                whole = configuration.build_method(method, built, full).calls_per_step
+                room = None if whole <= SLACK * room else room
         if room is not None:
-            head["loop_calls"] = room
             sections = _affordable_sections(method, built, preset, settings, room)
+        # what JAX compiles mostly has its full sizes, whatever the clock says
+        if room is not None and (sections != full or isinstance(built, BlackBox)):
+            head["loop_calls"] = room
     idle = [name for name in ("estimator", "draws") if settings.get(name) and "walk" in sections]
     if idle:
         raise UserError(
@@ -210,8 +219,13 @@ def _affordable_sections(
 ) -> dict[str, Any]:
     """With the largest sizes of which an outer loop takes at most `room` energy calls, or with the
     smallest; what a user set stays."""
-    for layer in (preset, *(smaller(dict(preset), sizes) for sizes in SMALLER)):
-        sections = configuration.resolve_sections(method, target.space, [layer, settings])
+    if configuration.method_entry(method).matching:
+        sizes = ({}, *(smaller(dict(preset), size) for size in SMALLER))
+    else:
+        whole = configuration.resolve_sections(method, target.space, [preset])["sampler"]
+        sizes = (fewer_chains(whole, *size) for size in FEWER_CHAINS)
+    for layer in sizes:
+        sections = configuration.resolve_sections(method, target.space, [preset, layer, settings])
         if configuration.build_method(method, target, sections).calls_per_step <= room:
             break
     return sections

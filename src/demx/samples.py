@@ -125,6 +125,7 @@ def fitting(stored: Stored, shape: tuple[int, ...], path: Path | str) -> Stored:
     if x.shape[1:] != shape or len(x) == 0:
         wanted = ", ".join(map(str, shape))
         raise UserError(f"{path}: expected samples of shape (n, {wanted}), found {x.shape}")
-    if stored.log_weight is not None and stored.log_weight.shape != (len(x),):
-        raise UserError(f"{path}: expected {len(x)} weights, found {stored.log_weight.shape}")
+    for name, column in (("weights", stored.log_weight), ("islands", stored.island)):
+        if column is not None and column.shape != (len(x),):
+            raise UserError(f"{path}: expected {len(x)} {name}, found {column.shape}")
     return stored._replace(x=x.astype(np.float32))

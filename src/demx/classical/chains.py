@@ -33,6 +33,7 @@ from demx.classical.kernels import (
     walkers,
 )
 from demx.space import MeanFree
+from demx.targets.black_box import BlackBox
 from demx.types import Info, Method, Samples, Target
 
 NARROWEST = 1e-6  # variance of a coordinate against the mean one
@@ -125,8 +126,12 @@ def _method(
     log_density = in_coordinates(target)
 
     def transition(key, walker: Walker, step_size, variance) -> tuple[Walker, Moved]:
-        one = lambda key, walker: kernel.move(key, walker, log_density, step_size, variance)  # noqa: E731
-        return jax.vmap(one)(jax.random.split(key, count), walker)
+        one = lambda now: kernel.move(*now, log_density, step_size, variance)  # noqa: E731
+        now = jax.random.split(key, count), walker
+        # side by side, walkers that have come to an end would be asked for with the others
+        if kernel.uneven and isinstance(target, BlackBox):
+            return jax.lax.map(one, now)
+        return jax.vmap(one)(now)
 
     @eqx.filter_jit
     def init(key: PRNGKeyArray) -> State:

@@ -46,12 +46,13 @@ LogDensity = Callable[[Array], Array]
 
 class Kernel(NamedTuple):
     """move(key, walker, log_density, step_size, variance), for one walker; the acceptance it is
-    tuned to; the most energy calls of a move.
+    tuned to; the most energy calls of a move; whether some moves take fewer.
     """
 
     move: Callable[[PRNGKeyArray, Walker, LogDensity, Array, Array], tuple[Walker, Moved]]
     acceptance: float
     calls: int
+    uneven: bool = False
 
 
 @contextmanager
@@ -151,7 +152,8 @@ def no_u_turn(max_doublings: int) -> Kernel:
     """NUTS (Hoffman and Gelman, 2014), with at most 2^max_doublings - 1 leapfrog steps.
 
     calls: the integration steps of this walker. Walkers that move side by side wait for the
-    longest trajectory; what the machine computes for them meanwhile is thrown away, not counted.
+    longest trajectory; what the machine computes for them meanwhile is thrown away, not counted
+    (an energy on the host is asked for one walker after the other instead).
     """
 
     def move(key, walker, log_density, step_size, variance):
@@ -166,7 +168,7 @@ def no_u_turn(max_doublings: int) -> Kernel:
         proposed = left.logdensity + right.logdensity
         return Walker(*new), _moved(info.acceptance_rate, proposed, info.num_integration_steps)
 
-    return Kernel(move, 0.8, 2**max_doublings - 1)
+    return Kernel(move, 0.8, 2**max_doublings - 1, uneven=True)
 
 
 def at_least(settings, **least: float) -> None:

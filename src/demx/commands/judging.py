@@ -18,7 +18,7 @@ def evaluate(
     /,
     target: Annotated[str | None, optional("TARGET")] = None,
     n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1000,
-    repeats: int = 10,
+    repeats: Annotated[int | None, optional("INT", "10; 1 of a slow black box")] = None,
     seed: int = 1,
     likelihood: Literal["auto", "native", "flow", "none"] = "auto",
     likelihood_n: int = 1000,
@@ -44,7 +44,8 @@ def evaluate(
         what: a run directory, or a file of samples.
         target: whose samples a file holds: a name from `demx list`, or FILE.py:NAME.
         n: size of one block of samples.
-        repeats: blocks drawn from a run; standard errors come from their spread.
+        repeats: blocks drawn from a run; standard errors come from their spread. Of an energy
+            that JAX cannot compile, whose calls the samples take, one block is drawn.
         seed: of the samples.
         likelihood: densities for NLL, ESS and log Z: the sampler's own (native), an OT-CFM
             flow trained on the samples as in the paper (flow), or none; auto is native for runs
@@ -68,9 +69,10 @@ def evaluate(
     from demx.resolve import opening_calls
     from demx.train import parse_budget
 
-    if n < 10 or repeats < 1:
+    if n < 10 or (repeats is not None and repeats < 1):
         raise UserError(
-            f"expected -n of at least 10 and --repeats of at least 1, got {n} and {repeats}"
+            "expected -n of at least 10 and --repeats of at least 1, "
+            f"got {n} and {10 if repeats is None else repeats}"
         )
     calls = int(parse_budget(f"{mcmc_calls}calls").energy_calls) if mcmc else 0
     ruler = None if reference is None else Path(reference)
@@ -206,13 +208,13 @@ def reference(
         species: a number for each particle, 0,0,1,1,1; only equal ones can be exchanged.
         set: change a setting of the target, such as target.num_particles=7.
     """
-    from demx import assessment, samples
+    from demx import ruler, samples
     from demx.report import tables
 
     if n < 100:
         raise UserError(f"n: expected at least 100, got {n}")
     introduce(target)
-    made, path = assessment.reference(
+    made, path = ruler.reference(
         target, n=n, output=output, seed=seed, settings=set,
         report=lambda text: print(text, file=sys.stderr, flush=True),
         scale=scale, num_chains=chains, max_rungs=max_rungs, beta_min=beta_min,

@@ -61,6 +61,7 @@ def fit(
         quiet: no progress.
     """
     from demx import api, config, machine, source
+    from demx.pace import cost
 
     machine.return_memory()
     directory = directory or f"runs/{source.slug(target)}-{method}-seed{seed}"
@@ -102,6 +103,8 @@ def fit(
         )
     if (each := getattr(fitted.target, "calls_per_point", 1)) > 1:
         print(f"an energy call is {each} calls of the function, for finite differences")
+    if (said := cost(fitted.target, fitted.calls_of(1000) or 0)) and fitted.calls_of(1000):
+        print(f"1000 samples of it take {said}")
     if fitted.ended == "converged":
         print(f"converged: no progress in {fitted.config['stopping']['patience']} looks")
     if p.kept < p.step:
@@ -149,6 +152,8 @@ def sample(
         Path(to) if to else Path(run) / "samples.npz", n, seed=seed, chunk=chunk, weights=weights,
         correct=None if correct == "none" else correct, correct_steps=correct_steps,
     )  # fmt: skip
+    for caveat in fitted.caveats():
+        print(caveat)
     if written.bad_calls:
         print(f"{written.bad_calls:,} energies on the way were not finite")
     if written.acceptance is not None:
@@ -176,6 +181,7 @@ def report(
     run: Run,
     /,
     n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1000,
+    samples: Annotated[str | None, optional("FILE", "new ones are drawn")] = None,
     coordinate: Annotated[str | None, optional("NAME")] = None,
 ) -> None:
     """Write report.html into a run directory: one file to open in a browser.
@@ -183,6 +189,7 @@ def report(
     Args:
         run: a run directory.
         n: size of one block of samples for the metrics.
+        samples: a file that `demx sample` has written, to show and judge instead of new samples.
         coordinate: what the free energy is shown along: energy, norm, x0 (the default), x1, …; of
             particles also radius_of_gyration (the default), smallest_distance, mean_distance,
             largest_distance, and distance:0,1 of the first two; of a NumPyro model its sites, such
@@ -192,7 +199,7 @@ def report(
 
     if n < 10:
         raise UserError(f"expected -n of at least 10, got {n}")
-    print(html.write(Path(run), n, coordinate))
+    print(html.write(Path(run), n, coordinate, None if samples is None else Path(samples)))
 
 
 def list_() -> None:

@@ -96,6 +96,21 @@ def _matching(
     return np.array([linear_sum_assignment(c)[1] for c in cost])
 
 
+def laid_onto(x: np.ndarray, y: np.ndarray, species: np.ndarray | None = None) -> np.ndarray:
+    """P_i y_i R_i for every i: renumbered and turned to lie on x_i, as `aligned_costs` does it.
+
+    x, y: (n, particles, dim), centred -> (n, particles, dim).
+    """
+    cost = np.swapaxes(-2 * y @ np.swapaxes(x, 1, 2), 1, 2)  # |x_k - y_l|², what P can change
+    cost = cost + (y**2).sum(axis=2)[:, None]
+    if species is not None:
+        cost[:, species[:, None] != species] = np.inf
+    order = np.array([linear_sum_assignment(c)[1] for c in cost])
+    matched = np.take_along_axis(y, order[..., None], axis=1)
+    left, _, right = np.linalg.svd(np.swapaxes(matched, 1, 2) @ x)
+    return matched @ (left @ right)
+
+
 def singular_value_sum(matrix: np.ndarray) -> np.ndarray:
     """Σ σ_i of matrices (…, dim, dim) -> (…), in closed form for dim 2 and 3.
 

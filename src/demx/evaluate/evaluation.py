@@ -18,6 +18,7 @@ from demx import energy
 from demx.display import html_table, text_table, with_error
 from demx.evaluate import metrics
 from demx.evaluate.clouds import PARTS, Cloud, Comparison, comparisons
+from demx.evaluate.convergence import mixing
 from demx.evaluate.reference import Reference
 from demx.evaluate.summary import summarise
 from demx.types import Target
@@ -62,6 +63,7 @@ class Metric(NamedTuple):
         return self.floor is not None and self.worst is not None and self.floor > 0.7 * self.worst
 
 
+SHIFTED = "Chains with samples that are not finite cannot be compared with each other."
 ALONE = "All samples depend on each other, as those of one chain: there are no standard errors."
 UNMET = "The reference itself did not meet its diagnostics: read what follows with care."
 
@@ -178,7 +180,9 @@ def compare(
         return Evaluation({}, 0, 0, bad, calls)
     if cloud.island is not None and cloud.island.max() == 0:
         notes += (ALONE,)
-    found = _means(cloud)
+    elif cloud.island is not None and bad:
+        notes += (SHIFTED,)
+    found = _means(cloud) | _chain_metrics(target, cloud, bad)
     if reference is None:
         return Evaluation(found, min(n, count), max(1, count // n), bad, calls, notes)
     n = min(n, count, len(reference.test), len(reference.validation))
@@ -212,6 +216,24 @@ def _means(cloud: Cloud) -> dict[str, Metric]:
     return {
         "energy_mean": Metric(*found.mean, n=found.n),
         "energy_median": Metric(*found.quantiles[0.5], n=found.n),
+    }
+
+
+def _chain_metrics(target: Target, cloud: Cloud, bad: int) -> dict[str, Metric]:
+    """R-hat, beside what chains that agree are below, and effective samples of chains that take
+    turns; a state left out would shift turns."""
+    if cloud.island is None or bad:
+        return {}
+    count = int(cloud.island.max()) + 1
+    if not np.array_equal(cloud.island, np.arange(len(cloud.island)) % count):
+        return {}
+    told = mixing(target, cloud.x, cloud.energy, count)
+    if told is None:
+        return {}
+    n, unknown = len(cloud.x), float("nan")
+    return {
+        "rhat": Metric(told.rhat, unknown, told.bound, 0.0, n=n),
+        "effective_samples": Metric(told.effective, unknown, n=n),
     }
 
 

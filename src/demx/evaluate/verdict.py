@@ -7,6 +7,7 @@ from demx.evaluate.evaluation import Evaluation, Metric
 # Vehtari et al. (2024): beyond it the mean of the weights converges too slowly to be believed
 RELIABLE_K = 0.7
 SLIGHT = 3.5  # standard errors
+APART = 1.1  # R-hat beyond which chains are nowhere near each other
 FEW = 0.1  # effective share of the weights below which reweighting rests on few samples
 
 
@@ -14,6 +15,8 @@ def word(name: str, metric: Metric) -> str:
     """One metric's verdict: 'at the floor', 'above', 'as reference', 'off', …"""
     if name == "psis_k":
         return "weights reliable" if metric.value < RELIABLE_K else "weights unreliable"
+    if name == "rhat":
+        return f"chains {_agreement(metric)}"
     if name in UNJUDGED or metric.gap is None:
         return ""
     if name == "modes_hit":
@@ -26,8 +29,8 @@ def word(name: str, metric: Metric) -> str:
     return "above"
 
 
-# matters of degree, not of noise: how far q is from p, told in `_weights`
-UNJUDGED = ("ess", "nll", "log_z_lower", "log_z_upper")
+# matters of degree, not of noise: how far q is from p, told in `_weights`, and chains in `_chains`
+UNJUDGED = ("ess", "nll", "log_z_lower", "log_z_upper", "rhat")
 GOOD = ("at the floor", "as reference", "all")
 POOR = ("above", "off", "modes missing")
 
@@ -48,8 +51,11 @@ def sentences(found: Evaluation) -> list[str]:
     }
     unsure = [name for name, metric in known.items() if metric.gap is None]
     if not known:
+        said += _chains(found)
+        alone = "only what the chains say of each other is known"
         said.append(
-            "There is no reference for this target, so how close the samples are cannot be said; "
+            "There is no reference for this target, so "
+            f"{alone if 'rhat' in found.metrics else 'how close the samples are cannot be said'}; "
             "`demx reference TARGET`, with the options of the fit, makes one."
         )
     elif unsure:
@@ -72,6 +78,8 @@ def sentences(found: Evaluation) -> list[str]:
         )
     if good and (poor or unsure):
         said.append(f"At the floor: {', '.join(good)}.")
+    if known:
+        said += _chains(found)
     said += _outliers(found) + _modes(found) + _weights(found)
     little = [name for name, w in words.items() if w == "says little"]
     if little:
@@ -91,6 +99,37 @@ def _how_far(name: str, metric: Metric) -> str:
     gap = abs(metric.gap)
     far = f"{gap:.0f}" if gap < 100 else "more than 100"
     return f"{name} {metric.value:.4g} is {far} standard errors {side} {metric.floor:.4g}"
+
+
+def _agreement(rhat: Metric) -> str:
+    """R-hat in a word; its floor is what chains that agree are below."""
+    if np.isnan(rhat.value):
+        return "do not move"
+    if rhat.value < rhat.floor:
+        return "agree"
+    return "nearly agree" if rhat.value < APART else "disagree"
+
+
+def _chains(found: Evaluation) -> list[str]:
+    """Whether chains agree, and how many independent samples theirs are worth."""
+    if "rhat" not in found.metrics:
+        return []
+    rhat, worth = found.metrics["rhat"], found.metrics["effective_samples"]
+    many = f"{worth.value:.2g}" if worth.value < 100 else f"{min(worth.value, worth.n):.0f}"
+    worth = f"their {worth.n} samples are worth about {many} independent ones"
+    word = _agreement(rhat)
+    told = f"The chains {word} (R-hat {rhat.value:.3f}, perfect ones are below {rhat.floor:.3g})"
+    longer = "--set sampler.outer_steps=…, in a new run, lets them go on for longer"
+    if word == "do not move":
+        return ["A chain never moved: every proposal was refused. Another --scale may help."]
+    if word == "agree":
+        return [f"{told}, and {worth}; a basin that none of them has met would not show."]
+    if word == "nearly agree":
+        return [f"{told}, and {worth}: means are rough. More samples help, and {longer}."]
+    return [
+        f"{told}: they are not at equilibrium yet, or sit in different basins. With the first "
+        f"{longer}; with the second method tempering helps."
+    ]
 
 
 def _outliers(found: Evaluation) -> list[str]:

@@ -100,7 +100,27 @@ class LogVariance(eqx.Module):
         return jnp.sum((log_weight - jnp.mean(log_weight)) ** 2) / max(1, size - 1)
 
 
-LOSSES = {"kl": KL, "log_variance": LogVariance}
+class LogHuber(eqx.Module):
+    """Σ H(log w - median)/n with H(d) = d² up to δ and δ(2|d| - δ) beyond, δ = 3 median |d|.
+
+    Least, as the variance is, where all weights are equal. But of a path that ends with particles
+    on top of each other log w is -10⁴ and lower, and its square would decide an update alone. A
+    path whose end has no finite energy, of weight 0, has no part in it.
+    """
+
+    detached = True
+    whole = True
+
+    def __call__(self, log_weight: Float[Array, " n"], size: int) -> Float[Array, ""]:
+        known = jnp.isfinite(log_weight)
+        middle = lambda a: jax.lax.stop_gradient(jnp.nanmedian(jnp.where(known, a, jnp.nan)))  # noqa: E731
+        away = jnp.where(known, log_weight, middle(log_weight)) - middle(log_weight)
+        bound = 3 * middle(jnp.abs(away))
+        far = jnp.abs(away)
+        return jnp.sum(jnp.where(far <= bound, away**2, bound * (2 * far - bound))) / size
+
+
+LOSSES = {"kl": KL, "log_variance": LogVariance, "log_huber": LogHuber}
 
 
 def effective_share(log_weight: Float[Array, " n"]) -> Float[Array, ""]:

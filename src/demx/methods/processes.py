@@ -149,8 +149,9 @@ class OrnsteinUhlenbeck(eqx.Module):
 class Reversal(eqx.Module):
     """DIS: Euler-Maruyama on the reversal of dx = -½ β x ds + σ√β dw, from N(0, σ²).
 
-    With b = β(s)/K at the middle of a step, β linear from β_min at the target to β_max, and the
-    score of the noised target written as -x/σ² + f, the reversed drift ½βx + σ²β·score gives
+    With b = β(s)/K at the middle of a step, β = β_min + (β_max - β_min) s^power at noising time s,
+    0 at the target, and the score of the noised target written as -x/σ² + f, the reversed drift
+    ½βx + σ²β·score gives
 
         x' = (1 - b/2) x + σ² b f + σ√b ε     and, backward, x = (1 - b/2) x' + σ√b ε', the noising
 
@@ -161,13 +162,14 @@ class Reversal(eqx.Module):
     scale: float
     beta_min: float = 0.1
     beta_max: float = 20.0
+    power: float = 1.0
 
     def start(self, key: PRNGKeyArray, space: Space, n: int) -> Array:
         return self.scale * normal(key, space, (n,))
 
     def kernels(self) -> Kernels:
         time = np.arange(self.num_steps) / self.num_steps
-        noising = 1 - time - 0.5 / self.num_steps
+        noising = (1 - time - 0.5 / self.num_steps) ** self.power
         b = (self.beta_min + (self.beta_max - self.beta_min) * noising) / self.num_steps
         spread = self.scale * np.sqrt(b)
         return _kernels(time, 1 - b / 2, spread**2, spread, 1 - b / 2, spread)
@@ -187,11 +189,11 @@ class Settings(eqx.Module):
     """What PIS, DDS and DIS share.
 
     outer_steps, inner_steps: a run is so many steps of so many updates. num_steps: K of a path.
-    loss: 'kl' or 'log_variance'. schedule, optimiser: as of the matching methods. scale:
-    σ of the reference, about the size of the target. score_clip: longest vector of σ∇log p̃ in the
-    control. score_start: a(t) at first. detach_score: no second derivatives of the energy, at the
-    price of a biased gradient of the KL (log_variance needs none either way). remat: memory O(K·d)
-    a path, for a second forward pass.
+    loss: 'kl', 'log_variance' or 'log_huber'. schedule, optimiser: as of the matching methods.
+    scale: σ of the reference, about the size of the target. score_clip: longest vector of σ∇log p̃
+    in the control. score_start: a(t) at first. detach_score: no second derivatives of the energy,
+    at the price of a biased gradient of the KL (the others need none either way). remat: memory
+    O(K·d) a path, for a second forward pass.
     """
 
     outer_steps: int = 100
@@ -215,9 +217,9 @@ class Settings(eqx.Module):
             raise ValueError(f"num_steps: expected at least 1, got {self.num_steps}")
         _positive(scale=self.scale, score_clip=self.score_clip)
         if self.loss not in LOSSES:
-            raise ValueError(f"loss: expected 'kl' or 'log_variance', got {self.loss!r}")
-        if self.loss == "log_variance" and self.batch_size < 2:
-            raise ValueError("batch_size: expected at least 2 with log_variance, got 1")
+            raise ValueError(f"loss: expected {', '.join(LOSSES)}, got {self.loss!r}")
+        if LOSSES[self.loss].whole and self.batch_size < 2:
+            raise ValueError(f"batch_size: expected at least 2 with {self.loss}, got 1")
         self.training()
 
     def training(self) -> Training:
@@ -269,13 +271,15 @@ class DDSSettings(Settings):
 
 
 class DISSettings(Settings):
-    """beta_min, beta_max: rates of the noising, at the target and at the start (see `Reversal`)."""
+    """beta_min, beta_max: rates of the noising, at the target and at the start; power: 1 for a rate
+    that falls evenly, more for finer steps at the end (see `Reversal`)."""
 
     beta_min: float = 0.1
     beta_max: float = 20.0
+    power: float = 1.0
 
     def __check_init__(self) -> None:
-        _positive(beta_min=self.beta_min)
+        _positive(beta_min=self.beta_min, power=self.power)
         if not self.beta_min <= self.beta_max < 2 * self.num_steps:
             raise ValueError(
                 "beta_max: expected from beta_min to below 2·num_steps, where Euler's steps are "
@@ -283,4 +287,4 @@ class DISSettings(Settings):
             )
 
     def process(self) -> Reversal:
-        return Reversal(self.num_steps, self.scale, self.beta_min, self.beta_max)
+        return Reversal(self.num_steps, self.scale, self.beta_min, self.beta_max, self.power)

@@ -5,29 +5,65 @@ import json
 import shlex
 from pathlib import Path
 
+import numpy as np
+
 import demx
 from demx import api, config
+from demx.assessment import assess_stored, on_space
+from demx.evaluate.evaluation import batched_energies
+from demx.methods import METHODS
+from demx.pace import watched
 from demx.report import document, figures, sections
 from demx.report.sections import Coordinate, Shown
+from demx.samples import Stored, read
 from demx.store import write_atomic
+from demx.targets.black_box import BlackBox
 
 
-def write(run: Path, n: int = 1000, coordinate: Coordinate | None = None) -> Path:
+def write(
+    run: Path, n: int = 1000, coordinate: Coordinate | None = None, samples: Path | None = None
+) -> Path:
     """Sample, evaluate, draw, and write run/report.html; returns its path."""
-    return write_fitted(api.load(run), run / "report.html", n, coordinate)
+    return write_fitted(api.load(run), run / "report.html", n, coordinate, samples)
 
 
 def write_fitted(
-    fitted: api.Fitted, path: Path, n: int = 1000, coordinate: Coordinate | None = None
+    fitted: api.Fitted,
+    path: Path,
+    n: int = 1000,
+    coordinate: Coordinate | None = None,
+    samples: Path | None = None,
 ) -> Path:
     """The page of a sampler; coordinate: what the free energy is shown along, by name or a
-    function of one configuration."""
+    function of one configuration. samples: a file of its samples, to show instead of new ones."""
     sections.named(coordinate, fitted.target)  # refused before anything is drawn
-    found = fitted.evaluate(n)
-    count = 5000 if len(fitted.target.space.shape) == 1 else 2000
-    shown = Shown.of(fitted, found, count)
+    target = fitted.target
+    if samples is not None:
+        shown = _of_stored(fitted, on_space(read(samples), target, samples), n)
+        shown = shown._replace(file=samples.name)
+    elif isinstance(target, BlackBox) and METHODS[fitted.config["method"]].warm_start == "chains":
+        # what is paid for is drawn once, for metrics and figures
+        drawn = fitted.sample(n, seed=1)
+        stored = Stored(np.asarray(drawn.x), island=np.asarray(drawn.island))
+        shown = _of_stored(fitted, stored, n, drawn.energy_calls)
+    else:
+        count = 5000 if len(target.space.shape) == 1 else 2000
+        if isinstance(target, BlackBox) and fitted.calls_of(n) != 0:
+            count = n
+        shown = Shown.of(fitted, fitted.evaluate(n), count)
     write_atomic(path, _page(shown, coordinate).encode())
     return path
+
+
+def _of_stored(fitted: api.Fitted, stored: Stored, n: int, sampling_calls: int = 0) -> Shown:
+    """Metrics and figures of samples that are there, whose energies are asked for once."""
+    with watched(fitted.target, "report", len(stored.x)):
+        energies = batched_energies(fitted.target, stored.x)
+    found = assess_stored(
+        fitted.target, stored, n=n, reference=fitted.reference(), energies=energies,
+        sampling_calls=sampling_calls + len(energies),
+    )  # fmt: skip
+    return Shown.of_samples(fitted, found.noted(*fitted.caveats()), stored, energies)
 
 
 def _page(shown: Shown, coordinate: Coordinate | None) -> str:
@@ -62,9 +98,10 @@ def _page(shown: Shown, coordinate: Coordinate | None) -> str:
 def _costs(shown: Shown) -> str:
     fitted, p = shown.fitted, shown.fitted.progress
     plane = figures.GRID**2 if fitted.target.space.shape == (2,) else 0
+    file = f" The samples are those of {shown.file}." if shown.file else ""
     return (
-        f"{p.step} of {fitted.method.outer_steps} outer loops in {p.seconds:.0f} s. Energy calls: "
-        f"{p.energy_calls:,} for training, {p.evaluation_calls:,} for watching it, "
+        f"{p.step} of {fitted.method.outer_steps} outer loops in {p.seconds:.0f} s.{file} "
+        f"Energy calls: {p.energy_calls:,} for training, {p.evaluation_calls:,} for watching it, "
         f"{shown.found.samples.energy_calls:,} for the metrics, "
         f"{shown.energy_calls + plane:,} for the figures."
     )

@@ -11,10 +11,11 @@ from demx.correction import equal_weights
 from demx.display import html_table, with_error
 from demx.errors import UserError
 from demx.evaluate import metrics, observables
-from demx.evaluate.evaluation import Energies, finite_rows
+from demx.evaluate.evaluation import batched_energies, finite_rows
 from demx.evaluate.profile import Profile, bins_over, profile
 from demx.fitted import Fitted
 from demx.report import document, figures, tables
+from demx.samples import Stored
 from demx.space import MeanFree
 from demx.types import Target
 
@@ -34,7 +35,9 @@ class Cloud(NamedTuple):
 class Shown(NamedTuple):
     """What a page shows: samples as they were drawn, `even` ones without weights, the reference.
 
-    bad: samples that are not finite. energy_calls: what the samples and their energies have cost.
+    bad: samples that are not finite. energy_calls: what the samples and their energies have cost,
+    where they were made for the figures alone.
+    file: that the samples come from, if they were not drawn for the page.
     """
 
     fitted: Fitted
@@ -44,24 +47,40 @@ class Shown(NamedTuple):
     reference: Cloud | None
     bad: int
     energy_calls: int
+    file: str = ""
 
     @classmethod
     def of(cls, fitted: Fitted, found: Assessment | None, n: int, seed: int = 2) -> "Shown":
-        drawn, energies = fitted.sample(n, seed=seed), Energies(fitted.target)
-        x = np.asarray(drawn.x)
-        cloud = Cloud(x, energies(x), *(
-            None if a is None else np.asarray(a) for a in (drawn.log_weight, drawn.island)
-        ))  # fmt: skip
-        good = finite_rows(x, cloud.energy)
+        drawn = fitted.sample(n, seed=seed)
+        kept = (None if a is None else np.asarray(a) for a in (drawn.log_weight, drawn.island))
+        stored = Stored(np.asarray(drawn.x), *kept)
+        energies = batched_energies(fitted.target, stored.x)
+        shown = cls.of_samples(fitted, found, stored, energies, seed)
+        return shown._replace(energy_calls=drawn.energy_calls + n)
+
+    @classmethod
+    def of_samples(
+        cls,
+        fitted: Fitted,
+        found: Assessment | None,
+        stored: Stored,
+        energies: np.ndarray,
+        seed: int = 2,
+    ) -> "Shown":
+        """Of samples that are there, and their energies."""
+        cloud = Cloud(stored.x, energies, stored.log_weight, stored.island)
+        good = finite_rows(cloud.x, cloud.energy)
         cloud = Cloud(*(None if a is None else a[good] for a in cloud))
         even = cloud
         if cloud.log_weight is not None and len(cloud.x):
             rows = equal_weights(cloud.log_weight, len(cloud.x), seed)
             even = Cloud(cloud.x[rows], cloud.energy[rows])
         sets = fitted.reference()
-        reference = None if sets is None else Cloud(sets.test, energies(sets.test))
-        calls = drawn.energy_calls + n  # those of the reference are the ruler, and not counted
-        return cls(fitted, found, cloud, even, reference, int((~good).sum()), calls)
+        # energies of the reference are the ruler, and not counted
+        reference = None
+        if sets is not None:
+            reference = Cloud(sets.test, batched_energies(fitted.target, sets.test))
+        return cls(fitted, found, cloud, even, reference, int((~good).sum()), 0)
 
 
 def samples(shown: Shown) -> str:
@@ -262,6 +281,8 @@ def judged(shown: Shown) -> str:
 DEFINITIONS = {
     "energy_mean": "mean energy of all samples; the floor is the reference's",
     "energy_median": "median energy of all samples; the floor is the reference's",
+    "rhat": "how far chains are from each other, 1 if they agree: rank-normalised split R-hat",
+    "effective_samples": "independent samples that those of the chains are worth",
     "w2": "Wasserstein-2 distance between samples and reference",
     "w2_aligned": "the same after relabelling, rotating and reflecting each pair of clusters",
     "energy_w2": "Wasserstein-2 between energies",

@@ -89,6 +89,12 @@ def from_atoms(
         raise UserError(
             "atoms: expected a calculator, found none; set atoms.calc, or hand one over"
         )
+    if isinstance(calculator, type) or not hasattr(calculator, "get_potential_energy"):
+        name = calculator.__name__ if isinstance(calculator, type) else repr(calculator)
+        raise UserError(
+            f"calculator: expected one of ASE's, made, such as EMT(); got {name}"
+            f"{', which is a class: call it' if isinstance(calculator, type) else ''}"
+        )
     if np.any(atoms.pbc):
         raise UserError(f"atoms: expected no periodic directions, found pbc={atoms.pbc.tolist()}")
     if atoms.constraints:

@@ -30,7 +30,9 @@ class Host:
     would leave no digits for differences in single precision.
     `calls`: at how many points, the shifted ones of finite differences too. `unasked`: of them
     those that are not finite: they are bad, and the function, which might raise, is not asked.
-    `seconds`: how long it has taken over the others. `over`: asked before each call; True: give up.
+    `seconds`: how long it has taken over the others, and `first` over the first call, which may
+    load or compile something, with its number of points. `over`: asked before each call; True:
+    give up.
     `raised`: what ended the first program that failed since `stopping` began. `unclaimed`: calls
     that making the target took, and nobody has counted yet.
     """
@@ -46,6 +48,7 @@ class Host:
         self.function, self.shape, self.batched = function, shape, batched
         self.step, self.zero = finite_difference, zero
         self.calls, self.unasked, self.unclaimed, self.seconds = 0, 0, 0, 0.0
+        self.first: tuple[float, int] | None = None
         self.over: Callable[[], bool] = lambda: False
         self.raised: Exception | None = None
         devices.only_one()
@@ -105,7 +108,9 @@ class Host:
             said = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise UserError(f"black box: the function raised {said}") from error
         finally:
-            self.seconds += time.perf_counter() - started
+            taken = time.perf_counter() - started
+            self.seconds += taken
+            self.first = self.first or (taken, count)
 
     def _read(self, found: Any, count: int | None) -> tuple[np.ndarray, np.ndarray]:
         """What the function returned, checked; of the energy alone, with a gradient of 0."""
@@ -169,8 +174,13 @@ class BlackBox(eqx.Module):
 
     @property
     def seconds_per_point(self) -> float:
-        """How long the function takes over one point with its gradient, in the mean so far."""
-        return self.calls_per_point * self.host.seconds / max(1, self.calls - self.unasked)
+        """How long the function takes over one point with its gradient, in the mean so far; without
+        the first call, as soon as there are others."""
+        asked, seconds = self.calls - self.unasked, self.host.seconds
+        taken, count = self.host.first or (0.0, 0)
+        if asked > count:
+            asked, seconds = asked - count, seconds - taken
+        return self.calls_per_point * seconds / max(1, asked)
 
     @property
     def calls_per_point(self) -> int:
