@@ -176,6 +176,16 @@ def test_a_page_of_samples_that_are_there(monkeypatch, tmp_path):
         made.report(tmp_path / "page.html", 40, samples=tmp_path / "odd.npz")
 
 
+@pytest.mark.parametrize("suffix", ["npz", "nc"])
+def test_a_page_refuses_the_samples_of_another_run(suffix, monkeypatch, tmp_path):
+    made, other = (fit(1e-3, monkeypatch, settings=CHAINS, seed=seed) for seed in (0, 1))
+    path = tmp_path / f"drawn.{suffix}"
+    other.sample_to(path, 80)
+    with pytest.raises(demx.UserError, match=r"expected .*hmc, seed 0\), found .* by hmc, seed 1;"):
+        made.report(tmp_path / "page.html", 40, samples=path)
+    assert other.report(tmp_path / "page.html", 40, samples=path).is_file()
+
+
 def test_a_page_of_a_slow_function_draws_once(monkeypatch, tmp_path):
     made = fit(1e-3, monkeypatch, settings=CHAINS)
     drawn = []

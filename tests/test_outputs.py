@@ -41,6 +41,7 @@ def test_one_set_of_samples_in_every_format(cluster, tmp_path):
         stored = samples.read(path)
         np.testing.assert_allclose(stored.x, drawn.x, rtol=1e-6)
         assert stored.log_weight is None
+        assert stored.origin == samples.Origin("lj13", "idem", 0)
     with np.load(tmp_path / "deep" / "x.npz", allow_pickle=False) as data:
         about = json.loads(str(data["provenance"]))
         energy = data["energy"]

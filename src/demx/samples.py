@@ -1,12 +1,33 @@
 """Samples out of files: npz, npy, extxyz of one kind of cluster, netCDF (see `demx.outputs`)."""
 
+import json
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from demx.errors import UserError
+
+
+class Origin(NamedTuple):
+    """Whose samples they are, as their file tells it."""
+
+    target: str
+    method: str
+    training_seed: int
+
+    @classmethod
+    def of(cls, provenance: Mapping[str, Any]) -> "Origin | None":
+        """None of samples that demx has not drawn."""
+        if not provenance.keys() >= {"demx", *cls._fields}:
+            return None
+        target, method, seed = (provenance[name] for name in cls._fields)
+        return cls(str(target), str(method), int(seed))
+
+    def __str__(self) -> str:
+        return f"{self.target} by {self.method}, seed {self.training_seed}"
 
 
 class Stored(NamedTuple):
@@ -15,6 +36,7 @@ class Stored(NamedTuple):
     x: np.ndarray
     log_weight: np.ndarray | None = None
     island: np.ndarray | None = None
+    origin: Origin | None = None
 
 
 def read(path: Path) -> Stored:
@@ -32,13 +54,23 @@ def read(path: Path) -> Stored:
                 return Stored(data)
             found = {name: data[name] for name in ("x", "log_weight", "island") if name in data}
             names = ", ".join(data)
+            about = str(data["provenance"]) if "provenance" in data else "{}"
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(
             f"{path}: expected an npz, npy or extxyz file of samples ({error})"
         ) from error
     if "x" not in found:
         raise UserError(f"{path}: expected an array named 'x', found {names}")
-    return Stored(**found)
+    return Stored(**found, origin=_told(about))
+
+
+def _told(provenance: str) -> Origin | None:
+    """Of the text that demx writes; any other has nothing to say."""
+    try:
+        about = json.loads(provenance)
+    except ValueError:
+        return None
+    return Origin.of(about) if isinstance(about, dict) else None
 
 
 def _read_extxyz(path: Path) -> Stored:
@@ -64,6 +96,7 @@ def _read_extxyz(path: Path) -> Stored:
         x.astype(np.float32),
         None if None in weights else np.array(weights, np.float32),
         None if None in islands else np.array(islands, np.int32),
+        Origin.of(frames[0].info),
     )
 
 
@@ -81,6 +114,7 @@ def _read_netcdf(path: Path) -> Stored:
             # as drawn where there are weights
             found = _variables(file, "weighted_" if "weighted_sample_stats" in file else "")
             rest = _variables(file, "rest_").get("x")
+            origin = Origin.of(dict(file.attrs))
     except OSError as error:
         raise UserError(f"{path}: not a readable netCDF file ({error})") from error
     if "x" not in found:
@@ -92,7 +126,7 @@ def _read_netcdf(path: Path) -> Stored:
     if rest is not None:  # one draw more of the first chains
         flat["x"] = np.concatenate([flat["x"], rest[:, 0]])
         flat["island"] = np.concatenate([flat["island"], np.arange(len(rest))])
-    return Stored(**flat)
+    return Stored(**flat, origin=origin)
 
 
 def _variables(file, before: str) -> dict[str, np.ndarray]:

@@ -10,12 +10,13 @@ import numpy as np
 import demx
 from demx import api, config
 from demx.assessment import assess_stored, on_space
+from demx.errors import UserError
 from demx.evaluate.evaluation import batched_energies
 from demx.methods import METHODS
 from demx.pace import watched
 from demx.report import document, figures, sections
 from demx.report.sections import Coordinate, Shown
-from demx.samples import Stored, read
+from demx.samples import Origin, Stored, read
 from demx.store import write_atomic
 from demx.targets.black_box import BlackBox
 
@@ -39,7 +40,7 @@ def write_fitted(
     sections.named(coordinate, fitted.target)  # refused before anything is drawn
     target = fitted.target
     if samples is not None:
-        shown = _of_stored(fitted, on_space(read(samples), target, samples), n)
+        shown = _of_stored(fitted, on_space(_own(fitted, samples), target, samples), n)
         shown = shown._replace(file=samples.name)
     elif isinstance(target, BlackBox) and METHODS[fitted.config["method"]].warm_start == "chains":
         # what is paid for is drawn once, for metrics and figures
@@ -53,6 +54,17 @@ def write_fitted(
         shown = Shown.of(fitted, fitted.evaluate(n), count)
     write_atomic(path, _page(shown, coordinate).encode())
     return path
+
+
+def _own(fitted: api.Fitted, path: Path) -> Stored:
+    """Samples of this sampler; a file that does not tell whose they are is believed."""
+    stored, own = read(path), Origin.of(fitted.provenance())
+    if stored.origin not in (None, own):
+        raise UserError(
+            f"{path}: expected samples of this run ({own}), found those of {stored.origin}; "
+            "draw some with `demx sample`"
+        )
+    return stored
 
 
 def _of_stored(fitted: api.Fitted, stored: Stored, n: int, sampling_calls: int = 0) -> Shown:
