@@ -99,13 +99,19 @@ def test_likelihood_of_a_gaussian_in_39_dimensions(space, key):
     assert float(jnp.mean(found)) == pytest.approx(float(jnp.mean(want)), abs=2e-4)
 
 
+UNLEARNED = 1e-12  # a rate of learning that leaves the network as it is made: 0
+
+
+@pytest.mark.parametrize("learning_rate", [UNLEARNED, 3e-5])
 @pytest.mark.parametrize("space", SPACES_39, ids=str)
-def test_a_flow_fitted_to_a_gaussian_in_39_dimensions(space, key):
+def test_a_flow_fitted_to_a_gaussian_in_39_dimensions(space, learning_rate, key):
     """KL(p|q) = E_p[q/p - 1 - log q/p] (no term is negative): what training adds to the entropy.
 
-    Without the network it is that of a fitted mean and variance, (dof + 1)/2n for n samples; the
-    rest is the noise of a short training. (Particles are not laid onto each other here: that makes
-    a flow from a normal to a normal one that has to be learned.)
+    Without the network it is that of a fitted mean and variance: 2n KL has a χ² law with a degree
+    of freedom for each number fitted, dof + 1 of them, of particles, whose mean is known, one. With
+    it there is the noise of a short training besides, for which 1e-3 is not derived: at a rate of
+    1e-4 some seeds are beyond it. (Particles are not laid onto each other here: that makes a flow
+    from a normal to a normal one that has to be learned.)
     """
     key_fit, key_data, key_test = jax.random.split(key, 3)
     n, variance = 100_000, 1.7**2
@@ -117,7 +123,7 @@ def test_a_flow_fitted_to_a_gaussian_in_39_dimensions(space, key):
         small = lambda k: mlp(space, k, width=32, depth=2, embedding=4, scale=1.0)  # noqa: E731
     flow = fit_flow(
         key_fit, x, space, network=small, pairing=transported, steps=200, batch_size=128,
-        learning_rate=3e-5, optimiser="adam",
+        learning_rate=learning_rate, optimiser="adam",
     )  # fmt: skip
     per_degree = float(jnp.sum(space.project(x) ** 2)) / (n * space.dof)
     assert float(flow.prior_variance) == pytest.approx(per_degree, rel=1e-3)
@@ -126,6 +132,11 @@ def test_a_flow_fitted_to_a_gaussian_in_39_dimensions(space, key):
     kl = float(jnp.mean(jnp.expm1(log_ratio) - log_ratio))
     print(f"KL {kl:.2g}")
     assert 0 <= kl < 1e-3
+    if learning_rate == UNLEARNED:
+        fitted = 1 if isinstance(space, MeanFree) else space.dof + 1
+        at_most = (fitted + 4 * (2 * fitted) ** 0.5) / (2 * n)
+        # 32 terms, each half the square of a nearly normal log ratio
+        assert kl < at_most * (1 + 4 * (2 / 32) ** 0.5)
 
 
 @pytest.mark.parametrize("space", [Euclidean(5), MeanFree(4, 2)], ids=str)
