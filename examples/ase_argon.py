@@ -1,4 +1,4 @@
-"""Thirteen argon atoms at 30 K, by ASE's Lennard-Jones calculator: samples in argon.extxyz."""
+"""Thirteen argon atoms at 20 K, by ASE's Lennard-Jones calculator: samples in argon.extxyz."""
 
 from ase.calculators.lj import LennardJones
 from ase.cluster import Icosahedron
@@ -11,7 +11,7 @@ def argon():
     """An icosahedron, kept together by a weak trap: in a vacuum an atom would fly away some day."""
     atoms = Icosahedron("Ar", 2, latticeconstant=5.4)  # Å
     calculator = LennardJones(sigma=3.4, epsilon=0.0104, rc=100.0)  # Å, eV; every pair
-    return from_atoms(atoms, calculator, temperature=30, trap=1e-4)
+    return from_atoms(atoms, calculator, temperature=20, trap=1e-4)
 
 
 def main(n=1000, budget="3m", **options):
