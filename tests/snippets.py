@@ -92,7 +92,7 @@ class Later:
 def quick(fit):
     """`demx.fit` with tiny settings: target and settings are checked at once, as by `fit`."""
     from demx import config, resolve
-    from demx.train import parse_budget
+    from demx.budget import parse_budget
 
     def fitted(target, **options):
         settings = tiny(options.get("method", "idem"))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import demx
+from demx.budget import Budget
 from demx.config import build_method
 from demx.evaluate.convergence import mixing, rhat, rhat_of_perfect
 from demx.evaluate.evaluation import compare
@@ -13,7 +14,6 @@ from demx.resolve import resolve
 from demx.space import Euclidean
 from demx.targets.black_box import BlackBox, black_box
 from demx.targets.function import FunctionTarget
-from demx.train import Budget
 from hosts import CHAINS, bowl
 
 NORMAL = FunctionTarget(lambda x: 0.5 * (x @ x), Euclidean(2))

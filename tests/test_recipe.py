@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from demx import config, resolve
+from demx.budget import Budget
 from demx.errors import UserError
 from demx.measurement import BATCH
 from demx.noise import Geometric
@@ -13,7 +14,6 @@ from demx.sde import Grid, Midpoint, reverse
 from demx.space import Euclidean, MeanFree
 from demx.space import normal as gaussian
 from demx.targets.function import CHECKED, FunctionTarget
-from demx.train import Budget
 
 ONE_LOOK = 64 * (100 + 1 + 1 + 40 * 4)  # descent, slopes, start of the moves, moves
 TIMED = 3 * BATCH  # what a call takes

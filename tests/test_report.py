@@ -16,6 +16,7 @@ from rich.console import Console
 
 import demx
 from demx import cli, config, resolve
+from demx.budget import Budget
 from demx.drawing import Drawing
 from demx.errors import UserError
 from demx.evaluate.profile import bins_over, profile
@@ -24,7 +25,7 @@ from demx.progress import ProgressLine
 from demx.report import document, figures, html, sections, tables
 from demx.report.plots import Plot
 from demx.space import MeanFree
-from demx.train import Budget, Progress
+from demx.train import Progress
 from demx.types import Samples
 
 TINY = {

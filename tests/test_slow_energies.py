@@ -14,13 +14,13 @@ from rich.console import Console
 
 import demx
 from demx import devices, pace, resolve
+from demx.budget import Budget
 from demx.energy import energies
 from demx.errors import UserError
 from demx.evaluate.equilibrium import Equilibrium, least_calls
 from demx.pace import watched
 from demx.progress import ProgressLine
 from demx.targets.black_box import BlackBox, black_box
-from demx.train import Budget
 from hosts import CHAINS, SMALL, bowl, bowls
 
 

@@ -16,16 +16,23 @@ import pytest
 
 import demx
 from demx import api
+from demx.budget import Budget, parse_budget
 from demx.errors import Diverged, UserError
 from demx.store import Store
-from demx.train import Budget, Progress, parse_budget, train
+from demx.train import Progress, train
 from demx.types import Info, Method, Samples
 from demx.watch import Watch
 
 TINY = {
     "draws": {"num_samples": 8},
     "network": {"width": 8, "depth": 1, "embedding": 4},
-    "training": {"outer_steps": 6, "inner_steps": 2, "batch_size": 8, "new_samples": 8},
+    "training": {
+        "outer_steps": 6,
+        "inner_steps": 2,
+        "batch_size": 8,
+        "new_samples": 8,
+        "schedule": "constant",  # which no budget changes
+    },
     "buffer": {"capacity": 16},
     "grid": {"num_steps": 4},
     "evaluation": {"every": 2, "n": 20},

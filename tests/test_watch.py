@@ -5,13 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from demx.budget import Budget
 from demx.glance import Glance
 from demx.methods.training import Training
 from demx.recipe import Probe, settings
 from demx.space import Euclidean, MeanFree
 from demx.store import Store
 from demx.targets.function import FunctionTarget
-from demx.train import Budget, train
+from demx.train import train
 from demx.types import Info, Method, Samples
 from demx.watch import Stopping, Watch
 from test_train import counting

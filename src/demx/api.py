@@ -15,6 +15,7 @@ from rich.console import Console
 
 from demx import config as configuration
 from demx.beginning import beginning
+from demx.budget import Budget, parse_budget
 from demx.errors import UserError
 from demx.fitted import Fitted, LogZ, log_z
 from demx.glance import Glance
@@ -25,7 +26,7 @@ from demx.recipe import LOOPS, PATIENCE
 from demx.resolve import reopen, resolve
 from demx.store import Store
 from demx.targets.black_box import BlackBox
-from demx.train import Budget, Progress, parse_budget, train
+from demx.train import Progress, train
 from demx.types import Method, Target
 from demx.watch import Stopping
 

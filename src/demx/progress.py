@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from demx.budget import Budget
 from demx.display import html_table
 from demx.pace import EVERY, repeated, short
-from demx.train import Budget, Progress
+from demx.train import Progress
 
 
 class ProgressLine:
@@ -92,12 +93,15 @@ class ProgressLine:
 
     def _left(self, progress: Progress) -> float:
         """Seconds to go: whichever of steps, time and calls ends first."""
-        steps = self.outer_steps - progress.step
+        steps = self._end(progress) - progress.step
         if self.calls_per_step:
             calls = self.budget.energy_calls - progress.energy_calls
             steps = min(steps, calls // self.calls_per_step)
         by_steps = steps / max(self._rate(progress), 1e-9)
         return max(0.0, min(by_steps, self.budget.seconds - progress.seconds))
+
+    def _end(self, progress: Progress) -> int:
+        return self.outer_steps if progress.plan is None else progress.plan.steps
 
     def _rate(self, progress: Progress) -> float:
         """Outer loops a second, without the first one, which compiled."""
@@ -123,7 +127,7 @@ class ProgressLine:
             "bad": lambda v: str(self.bad),
             "unusable": lambda v: str(self.unusable),
         }
-        cells = {"loop": f"{progress.step}/{self.outer_steps}"}
+        cells = {"loop": f"{progress.step}/{self._end(progress)}"}
         cells |= {name: say(metrics[name]) for name, say in shown.items() if name in metrics}
         if self.restarted:
             cells["restarted"] = str(self.restarted)

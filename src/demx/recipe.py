@@ -138,7 +138,8 @@ def settings(space: Space, seen: Probe) -> dict[str, dict[str, Any]]:
         finest = _two_digits(min(max(2 * wide / narrow, 8.0), 50.0))
         network = {"kind": "mlp", "scale": finest}
         if small:
-            return sections | {"network": network, "evaluation": {"every": 4}}
+            training = {"schedule": "cosine"}
+            return sections | {"network": network, "training": training, "evaluation": {"every": 4}}
         del sections["estimator"]
         return sections | {
             "walk": {"local_variance": seen.local_variance},

@@ -13,6 +13,7 @@ from jaxtyping import Array, ArrayLike
 from demx import config as configuration
 from demx import source as sources
 from demx.beginning import beginning, check_energies, identity, width
+from demx.budget import Budget
 from demx.errors import UserError
 from demx.measurement import as_kept, in_time, kept, measure, seconds_per_call
 from demx.pace import watched
@@ -23,7 +24,6 @@ from demx.space import normal, space_of
 from demx.targets.black_box import BlackBox
 from demx.targets.first_look import first_look, warn_of_rounding
 from demx.targets.function import CHECKED, FunctionTarget, check_energy, check_shape
-from demx.train import Budget
 from demx.types import Target
 
 

@@ -147,7 +147,7 @@ class Store:
         return [{**line, "seconds": seconds.get(line["step"])} for line in metrics]
 
 
-FORMAT = 2  # of the arrays in a checkpoint: another number where their meaning has changed
+FORMAT = 3  # of the arrays in a checkpoint: another number where their meaning has changed
 
 _DAMAGED = (
     "damaged checkpoint ({}); restore the file from a copy, "

@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 from jaxtyping import PRNGKeyArray
 
+from demx.budget import Budget, Plan
 from demx.errors import Diverged, GivenUp, UserError
 from demx.interruption import Inside, Overtime, Stoppable, stop_requested
 from demx.types import Method
@@ -20,7 +21,8 @@ class Progress:
     """Where a run stands. seconds: training time with what came before it, evaluation not counted.
     kept: the step of the state to sample from. given_up_calls: of steps and looks that were stopped
     in their midst, not among energy_calls: those are the same however often a run was interrupted.
-    due: what the last step told, while the look at its samples is still to be made."""
+    due: what the last step told, while the look at its samples is still to be made. plan: the end
+    that the budget sets, as soon as it is known."""
 
     step: int = 0
     energy_calls: int = 0
@@ -30,46 +32,17 @@ class Progress:
     watch: Watch = field(default_factory=Watch)
     given_up_calls: int = 0
     due: dict[str, Any] | None = None
+    plan: Plan | None = None
 
     @classmethod
     def of(cls, header: dict[str, Any]) -> "Progress":
         """From the header of a checkpoint."""
         watch = header["watch"]
         watch = Watch(**watch | {"recent": tuple(watch["recent"])})
+        plan = header["plan"] and Plan.of(header["plan"])
         known = {field.name for field in fields(cls)}
-        return cls(**{k: v for k, v in header.items() if k in known} | {"watch": watch})
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Stop when the training time or the energy calls are spent."""
-
-    seconds: float = math.inf
-    energy_calls: float = math.inf
-
-    def spent(self, progress: Progress, calls_per_step: int) -> bool:
-        # a step that would go beyond the energy calls is not begun
-        over = progress.energy_calls + calls_per_step > self.energy_calls
-        return over or progress.seconds >= self.seconds
-
-
-def parse_budget(text: Any) -> Budget:
-    """'90s', '10m', '2h' or '5e6calls'."""
-    if text is None:
-        return Budget()
-    text = str(text)
-    for unit, factor in (("calls", 0), ("s", 1), ("m", 60), ("h", 3600)):
-        if text.endswith(unit):
-            try:
-                number = float(text[: -len(unit)])
-            except ValueError:
-                break
-            if not (number > 0 and math.isfinite(number)):
-                break
-            return Budget(energy_calls=number) if unit == "calls" else Budget(number * factor)
-    raise UserError(
-        f"budget: expected a time like 90s, 10m, 2h or calls like 5e6calls, got {text!r}"
-    )
+        found = {k: v for k, v in header.items() if k in known}
+        return cls(**found | {"watch": watch, "plan": plan})
 
 
 @runtime_checkable
@@ -117,6 +90,9 @@ def train(
     not been. `evaluate(key, state)` gives metrics and the energy calls they cost; the metric
     `validation`, if there is one, decides which state is kept and, with `stopping`, when to end.
     spent: seconds of the budget that went by before, of a run that begins here.
+    A budget that ends a run early is told to the method (`Method.plan`) once it is known how many
+    steps it has room for: of calls at once, of time after the second step, the first that compiles
+    nothing. With another budget a run plans anew.
     energy: by which a step can be stopped in its midst, when the user asks or time is up and the
     step would take more than a tenth of the budget longer. It is given up, and done again later;
     so is a look at the samples, and the step before it stays.
@@ -130,6 +106,8 @@ def train(
             (state, kept), header = found
             progress = Progress.of(header)
             saved = progress, header.get("ended")
+            if progress.plan is not None and progress.plan.budget != budget:
+                state, progress = method.plan(state, outer_steps), replace(progress, plan=None)
         else:
             state, seconds = _begin(method, key_init, Overtime(energy, stop, spent, budget.seconds,
                                                                math.inf))  # fmt: skip
@@ -149,12 +127,24 @@ def train(
                 return "converged"
             if progress.step >= outer_steps:
                 return "steps"
-            if budget.spent(progress, method.calls_per_step):
+            if progress.plan is not None and progress.step >= progress.plan.steps:
+                return "budget"
+            if budget.spent(progress.seconds, progress.energy_calls, method.calls_per_step):
                 return "budget"
             return "interrupted" if stop() else None
 
+        pace, compiled = None, False
         while progress.due is not None or (why := ended()) is None:
             if progress.due is None:
+                room = None
+                if method.plan is not None and progress.plan is None:
+                    room = budget.room(
+                        progress.seconds, progress.energy_calls, method.calls_per_step, pace
+                    )
+                if room is not None:
+                    steps = min(outer_steps, progress.step + room)
+                    state = method.plan(state, steps)
+                    progress = replace(progress, plan=Plan(steps, budget))
                 clock = Overtime(
                     energy, stop, progress.seconds, budget.seconds, method.calls_per_step
                 )
@@ -173,6 +163,7 @@ def train(
                     )
                     why = "interrupted" if stop() else "budget"
                     break
+                pace, compiled = clock.seconds if compiled else None, True
                 calls = told.pop("energy_calls", method.calls_per_step)
                 progress = replace(
                     progress,

@@ -127,7 +127,8 @@ class Method(NamedTuple):
     So does `anneal`, SMC along a learned path, for methods that have one. `weighted`: what `sample`
     gives follows p only with its weights. `weigh_backward(key, state, x)`: log weights of random
     paths that end in reference samples x; their mean is the EUBO. `sample_calls(n)`: the energy
-    calls of n samples, at most, where that is known before they are drawn.
+    calls of n samples, at most, where that is known before they are drawn. `plan(state, steps)`:
+    the state of a run that is to end after so many steps, of methods whose rate falls to that end.
     """
 
     init: Callable[[PRNGKeyArray], Any]
@@ -142,3 +143,4 @@ class Method(NamedTuple):
     weighted: bool = False
     weigh_backward: Callable[[PRNGKeyArray, Any, Array], Samples] | None = None
     sample_calls: Callable[[int], int] | None = None
+    plan: Callable[[Any, int], Any] | None = None

@@ -65,9 +65,9 @@ def evaluate(
         json: print JSON instead of a table.
     """
     from demx import api, assessment, samples
+    from demx.budget import parse_budget
     from demx.report import tables
     from demx.resolve import opening_calls
-    from demx.train import parse_budget
 
     if n < 10 or (repeats is not None and repeats < 1):
         raise UserError(

@@ -140,6 +140,11 @@ class Control(eqx.Module):
         )
         return State(model_of(end[0]), model_of(end[1]), end[2], end[3]), info
 
+    def plan(self, state: State, outer_steps: int) -> State:
+        """The state of a run that is to end after so many outer steps."""
+        optimiser = self.settings.training().planned(state.optimiser, outer_steps)
+        return eqx.tree_at(lambda s: s.optimiser, state, optimiser)
+
     @property
     def calls_per_step(self) -> int:
         """K scores and one end for each path; K more if derivatives of the scores are remade."""
@@ -208,5 +213,5 @@ def _method(control: Control) -> Method:
     return Method(
         eqx.filter_jit(control.init), step, sample, control.calls_per_step,
         sample_weighted=sample_weighted, outer_steps=control.settings.outer_steps,
-        weigh_backward=weigh_backward,
+        weigh_backward=weigh_backward, plan=control.plan,
     )  # fmt: skip

@@ -210,6 +210,11 @@ class Matching(eqx.Module):
 
         return step
 
+    def plan(self, state: State, outer_steps: int) -> State:
+        """The state of a run that is to end after so many outer loops."""
+        optimiser = self.training.planned(state.optimiser, outer_steps)
+        return eqx.tree_at(lambda s: s.optimiser, state, optimiser)
+
     @property
     def calls_per_step(self) -> int:
         """Energy calls of one outer loop."""

@@ -1,13 +1,40 @@
 """Sizes, rates and optimiser of the matching engine's two loops."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
 from demx.methods.soap import soap
+
+
+class Fall(NamedTuple):
+    """Updates made, and those of the whole plan."""
+
+    count: Int[Array, ""]
+    total: Int[Array, ""]
+
+
+def falling(warmup: int, total: int) -> optax.GradientTransformation:
+    """Updates times ½(1 + cos πu), u = (count - warmup)/(total - warmup) within [0, 1].
+
+    The plan is part of the state: another one compiles nothing anew.
+    """
+
+    def init(flat: Array) -> Fall:
+        return Fall(jnp.zeros((), int), jnp.asarray(total, int))
+
+    def update(updates: Array, state: Fall, params: Array | None = None):
+        done = (state.count - warmup).astype(updates.dtype)
+        whole = jnp.maximum(state.total - warmup, 1).astype(updates.dtype)
+        share = 0.5 * (1 + jnp.cos(jnp.pi * jnp.clip(done / whole, 0.0, 1.0)))
+        return share * updates, state._replace(count=state.count + 1)
+
+    return optax.GradientTransformation(init, update)
 
 
 class Training(eqx.Module):
@@ -18,8 +45,9 @@ class Training(eqx.Module):
     put into the buffer each time. prior_fraction: share of x_0 drawn from the prior instead of the
     buffer, so that no region is forgotten. exploration: scale of the noise in the outer loop's
     reverse SDE (samples for users are drawn with 1). schedule: 'cosine' falls to zero over the
-    whole run, 'constant' stays. optimiser: 'adam', or 'soap' (`methods/soap.py`), which needs fewer
-    steps where matrices are small. ema: decay of the parameter average that samples are drawn with.
+    whole run, or what its budget has room for, 'constant' stays. optimiser: 'adam', or 'soap'
+    (`methods/soap.py`), which needs fewer steps where matrices are small. ema: decay of the
+    parameter average that samples are drawn with.
     """
 
     outer_steps: int = 100
@@ -58,7 +86,19 @@ class Training(eqx.Module):
         total = self.outer_steps * self.inner_steps
         warmup = min(100, max(1, total // 10))
         rate = optax.linear_schedule(0.0, self.learning_rate, warmup)
-        if self.schedule == "cosine":
-            rate = optax.warmup_cosine_decay_schedule(0.0, self.learning_rate, warmup, total)
         chosen = soap(rate, arrays_of) if self.optimiser == "soap" else optax.adam(rate)
-        return optax.chain(optax.clip_by_global_norm(self.gradient_clip), chosen)
+        chain = [optax.clip_by_global_norm(self.gradient_clip), chosen]
+        if self.schedule == "cosine":
+            chain.append(falling(warmup, total))
+        return optax.chain(*chain)
+
+    def planned(self, optimiser: optax.OptState, outer_steps: int) -> optax.OptState:
+        """The state of the optimiser in a run of so many outer loops."""
+
+        def change(state):
+            if not isinstance(state, Fall):
+                return state
+            total = jnp.asarray(outer_steps * self.inner_steps, state.total.dtype)
+            return state._replace(total=total)
+
+        return jax.tree.map(change, optimiser, is_leaf=lambda state: isinstance(state, Fall))
