@@ -10,6 +10,7 @@ from demx.methods import METHODS
 from demx.methods.moves import Moves
 from demx.methods.strays import Strays
 from demx.targets import TARGETS
+from demx.targets.many_well import many_well
 from demx.types import Info, Samples
 
 SMALL = {
@@ -79,6 +80,23 @@ def test_moves_bring_points_closer_and_are_counted(key):
     new = SMALL["training"]["new_samples"]
     assert found["with"][1] - found["without"][1] == new * (1 + 10 * 3)
     assert 0 < float(found["with"][2]) <= 1
+
+
+def test_moves_at_several_temperatures_leave_a_well(key):
+    """Of points that all begin in the lighter wells, as many as p_0 has end in the others."""
+    target = many_well(dim=4)
+    start = jnp.broadcast_to(jnp.array([-1.7, 0.0, -1.7, 0.0]), (256, 4))
+    exact = np.mean(np.asarray(target.sample(key, 100_000))[:, 0::2] < 0)
+
+    def light(rungs):
+        moves = Moves(num_steps=200, num_leapfrog=4, rungs=rungs)
+        moved = jax.jit(lambda key, x: moves(key, target, x, jnp.asarray(0.1)))(key, start)
+        assert moves.calls(256) == 256 * (1 + rungs * 200 * 4)
+        return np.mean(np.asarray(moved.points)[:, 0::2] < 0)
+
+    # two independent wells a point
+    assert abs(light(6) - exact) < 4 * (exact * (1 - exact) / 512) ** 0.5
+    assert light(1) > 0.9
 
 
 @pytest.mark.parametrize("method", MATCHING)
@@ -240,6 +258,8 @@ def test_points_of_the_prior_are_not_kept(key):
         (lambda: Strays(near=0.9), "1 < near < far"),
         (lambda: Strays(near=3.0, far=2.0), "near=3.0, far=2.0"),
         (lambda: Moves(num_steps=1), "expected num_steps >= 2"),
+        (lambda: Moves(rungs=0), "expected rungs >= 1"),
+        (lambda: Moves(rungs=2, beta_min=1.0), "beta_min between 0 and 1, got 2 and 1.0"),
     ],
 )
 def test_impossible_moves_and_strays(make, match):

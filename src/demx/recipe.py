@@ -117,7 +117,8 @@ def settings(space: Space, seen: Probe) -> dict[str, dict[str, Any]]:
     Noise reaches from 3.5 σ_d, where nothing but a normal is left to see, to a third of s; the
     control variate knows s. For particles, whose importance weights collapse, x_0 is kept and the
     buffer is moved towards p_0 by HMC; K falls with the degrees of freedom. Where these are many
-    walks on p(x_0 | x_t) take the place of weights, for particles or not.
+    walks on p(x_0 | x_t) take the place of weights, for particles or not; without particles the
+    moves are those of parallel tempering.
     """
     narrow, wide = math.sqrt(seen.local_variance), seen.spread
     narrow = min(narrow, wide)
@@ -144,7 +145,8 @@ def settings(space: Space, seen: Probe) -> dict[str, dict[str, Any]]:
         return sections | {
             "walk": {"local_variance": seen.local_variance},
             "buffer": {"kind": "ring", "capacity": 2048},
-            "moves": {"num_steps": 100, "num_leapfrog": 8},
+            # nothing else tells the shares of modes that no walk leaves
+            "moves": {"num_steps": 100, "num_leapfrog": 8, "rungs": 8},
             "network": network | {"width": 256, "embedding": 16},
             "training": {
                 "outer_steps": 200,
@@ -189,22 +191,23 @@ def settings(space: Space, seen: Probe) -> dict[str, dict[str, Any]]:
 
 class Sizes(NamedTuple):
     """At most so many of each in an outer loop; walk and moves: HMC moves of a point, and leapfrog
-    steps of each."""
+    steps of each; rungs: temperatures of the moves."""
 
     inner_steps: int
     batch_size: int
     num_samples: int
     walk: tuple[int, int]
     moves: tuple[int, int]
+    rungs: int
 
 
 SMALLER = (  # regression points keep their worth longer than the samples behind each of them
-    Sizes(100, 256, 128, (8, 8), (100, 8)),
-    Sizes(100, 128, 64, (8, 8), (100, 8)),
-    Sizes(50, 128, 64, (4, 8), (50, 8)),
-    Sizes(50, 64, 32, (4, 8), (50, 8)),
-    Sizes(25, 64, 32, (4, 4), (25, 8)),
-    Sizes(25, 32, 16, (4, 4), (20, 4)),
+    Sizes(100, 256, 128, (8, 8), (100, 8), 8),
+    Sizes(100, 128, 64, (8, 8), (100, 8), 8),
+    Sizes(50, 128, 64, (4, 8), (50, 8), 4),
+    Sizes(50, 64, 32, (4, 8), (50, 8), 4),
+    Sizes(25, 64, 32, (4, 4), (25, 8), 2),
+    Sizes(25, 32, 16, (4, 4), (20, 4), 1),
 )
 
 
@@ -225,6 +228,8 @@ def smaller(sections: dict[str, dict[str, Any]], sizes: Sizes) -> dict[str, dict
     ):
         if name in sections:
             found[name] = sections[name] | {key: moves, "num_leapfrog": leapfrog}
+    if "rungs" in sections.get("moves", {}):
+        found["moves"]["rungs"] = min(sizes.rungs, sections["moves"]["rungs"])
     if "walk" not in sections:
         drawn = sections.get("draws", {}).get("num_samples", sizes.num_samples)
         found["draws"] = {"num_samples": min(drawn, sizes.num_samples)}

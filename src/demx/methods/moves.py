@@ -1,7 +1,8 @@
 """Metropolis moves on points that a model drew, for the buffer or for a user: closer to p_0.
 
 Local moves cannot repair the weights of far modes, but they take a cluster from nearly right to
-right for a small share of the energy calls that the regression spends.
+right for a small share of the energy calls that the regression spends. With rungs of higher
+temperatures beside them points travel between modes too.
 """
 
 import equinox as eqx
@@ -10,10 +11,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from demx.devices import chunk_rows, map_chunks
-from demx.methods.tempering import ACCEPTANCE, Ladder, Tempering
+from demx.methods.tempering import ACCEPTANCE, Tempering, geometric_ladder
 from demx.types import Target
 
-CHUNK = 128  # points moved together: wide enough for long rows, few enough for the cache
+CHUNK = 128  # replicas moved together: wide enough for long rows, few enough for the cache
 
 
 class Moved(eqx.Module):
@@ -34,15 +35,24 @@ class Moves(eqx.Module):
     """num_steps HMC transitions of num_leapfrog steps each (1: MALA), while step sizes adapt.
 
     step_size: where the adaptation starts, in units of the coordinates. settled: transitions
-    after those with the step size found; only such leave p_0 exactly invariant.
+    after those with the step size found; only such leave p_0 exactly invariant. rungs: replicas of
+    each point at β from 1 to beta_min, which trade places after every transition (parallel
+    tempering); all begin at the point, and the one at β = 1 is taken.
     """
 
     num_steps: int = 20
     num_leapfrog: int = 8
     step_size: float = 0.01
     settled: int = 0
+    rungs: int = 1
+    beta_min: float = 0.1
 
     def __check_init__(self) -> None:
+        if self.rungs < 1 or not 0 < self.beta_min < 1:
+            raise ValueError(
+                "expected rungs >= 1 and beta_min between 0 and 1, got "
+                f"{self.rungs} and {self.beta_min}"
+            )
         if self.settled < 0:
             raise ValueError(f"settled: expected at least 0, got {self.settled}")
         if self.num_steps < 2 or self.num_leapfrog < 1 or not self.step_size > 0:
@@ -59,18 +69,19 @@ class Moves(eqx.Module):
         step_size: Array,
         counted: Bool[Array, " n"] | None = None,
     ) -> Moved:
-        """One ensemble a point, at β = 1 only; each chunk of the points adapts its steps.
+        """One ensemble a point; each chunk of the points adapts its steps.
 
         counted: points that acceptance and bad proposals are told of; None: all.
         """
-        rows = chunk_rows(len(points), CHUNK)
+        rows = chunk_rows(len(points), max(1, CHUNK // self.rungs))
 
         def some(tree, chunk):
             target, step_size = tree
             key, points, counted = chunk
             acceptance = MALA if self.num_leapfrog == 1 else ACCEPTANCE
             sampler = Tempering(target, self.num_leapfrog, acceptance, counted)
-            chains, ladder = sampler.init(points, 1), Ladder(jnp.ones(1), step_size[None])
+            chains = sampler.init(points, self.rungs)
+            ladder = geometric_ladder(self.rungs, self.beta_min, step_size)
             key_tune, key_run = jax.random.split(key)
             chains, tuned, moved = sampler.tune(key_tune, chains, ladder, self.num_steps)
             bad = jnp.sum(moved.bad)
@@ -103,7 +114,7 @@ class Moves(eqx.Module):
 
     def calls(self, n: int) -> int:
         """Energy calls for n points."""
-        return n * (1 + (self.num_steps + self.settled) * self.num_leapfrog)
+        return n * (1 + self.rungs * (self.num_steps + self.settled) * self.num_leapfrog)
 
 
 def _mean(values: Float[Array, " chunks"], counted: Bool[Array, "chunks rows"] | None) -> Array:

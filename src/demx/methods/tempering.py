@@ -15,7 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from demx.energy import evaluate, pointwise
 from demx.types import Target
@@ -62,7 +62,7 @@ class Moved(NamedTuple):
         return Moved(*means, jnp.sum(self.bad, axis=axis, where=where))
 
 
-def geometric_ladder(num_rungs: int, beta_min: float, step_size: float) -> Ladder:
+def geometric_ladder(num_rungs: int, beta_min: float, step_size: Float[ArrayLike, ""]) -> Ladder:
     """β_r = β_min^{r/(R-1)}, and steps that grow like β^{-1/2}."""
     beta = jnp.asarray(np.geomspace(1.0, beta_min, num_rungs), float)
     return Ladder(beta, step_size / jnp.sqrt(beta))
