@@ -115,6 +115,31 @@ def test_bounds_and_mean_weight_for_any_control(name, space, key):
     assert lower < -0.01 and upper > 0.01  # this control is not the optimal one
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_scores_shift_a_step_by_so_much_at_most_and_weights_know_it(name, key):
+    """Vectors that would push further are shortened, others are not; still E[w] = Z."""
+    target = gaussian("mean_free", 0.3)
+    settings = {"num_steps": 12, "push_clip": 0.3, "scale": 0.6, "score_start": 0.5}
+    rates = {"pis": {"power": 3.0}, "dis": {"beta_max": 8.0}}.get(name, {})
+    made = engine(target, METHODS[name][1](**settings, **rates), network(target.space))
+    x = made.paths.process.start(key, target.space, 64)
+    x = x + 0.6 * normal(key, target.space, (64,))
+    score = jax.vmap(jax.grad(target.log_density))(x)
+    found = []
+    for k in (0, -1):
+        kernel = jax.tree.map(lambda a, k=k: a[k], made.paths.process.kernels())
+        push = made.paths._push(kernel, lambda t, x, score: score, x, score)
+        free = kernel.push(score)
+        length = jnp.linalg.norm(free, axis=-1, keepdims=True)
+        want = free * jnp.minimum(1.0, 0.3 / length)
+        np.testing.assert_allclose(push, want, rtol=1e-4, atol=1e-6)
+        found.append(float(jnp.mean((length > 0.3).astype(float))))
+    assert found[0] > found[1]  # large steps are bounded more often than fine ones
+    path = eqx.filter_jit(made.paths.forward)(key, made.init(key).model, 4000)
+    mean, error = mean_and_error(np.exp(np.asarray(path.log_weight) - target.log_z))
+    within(mean, 1.0, error)
+
+
 def _shift(process, mean):
     """The optimal control to N(m, σ²): f = λ_{k+1} (1 - keep²)/gain · m, λ_K = 1."""
     kernels = process.kernels()

@@ -155,7 +155,8 @@ class Control(eqx.Module):
 
 def engine(target: Target, settings: Settings, network: Network) -> Control:
     """What `pis`, `dds` and `dis` are made from; its `paths.backward` gives the EUBO."""
-    return Control(Paths(target, settings.process()), settings, network)
+    paths = Paths(target, settings.process(), settings.push_clip)
+    return Control(paths, settings, network)
 
 
 def pis(target: Target, settings: PISSettings, network: Network) -> Method:

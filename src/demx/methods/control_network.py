@@ -12,7 +12,7 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from demx.model import CACHE
 from demx.networks.embedding import sinusoidal
@@ -68,7 +68,7 @@ class Guided(eqx.Module):
         return self.space.project(self.network(t, x / self.scale) + guide) / self.scale
 
 
-def limit(vectors: Float[Array, "..."], bound: float) -> Float[Array, "..."]:
+def limit(vectors: Float[Array, "..."], bound: Float[ArrayLike, ""]) -> Float[Array, "..."]:
     """Vectors (last axis) cut to length `bound`; the derivative is finite also at 0."""
     # scaled by the largest component: the square of a force of 1e20 overflows
     largest = jnp.max(jnp.abs(vectors), axis=-1, keepdims=True)

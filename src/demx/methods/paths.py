@@ -4,6 +4,7 @@ A process of `demx.methods.processes`, steered by a control f(t, x, score), ends
 weights make them samples of the target, whatever the control.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from demx.energy import evaluate
+from demx.methods.control_network import limit
 from demx.methods.processes import Kernels, Process
 from demx.space import normal
 from demx.types import Target
@@ -32,10 +34,20 @@ class Path(NamedTuple):
 
 
 class Paths(eqx.Module):
-    """The two ways along a process: each is one scan, and n·(K + 1) energy calls for n paths."""
+    """The two ways along a process: each is one scan, and n·(K + 1) energy calls for n paths.
+
+    push_clip: the control is given scores whose vectors (last axis) would shift the normal of a
+    step by so much at most. Where steps are fine that is no bound at all.
+    """
 
     target: Target
     process: Process
+    push_clip: float = math.inf
+
+    def _push(self, kernel: Kernels, drive: Drive, x: Array, score: Array) -> Array:
+        """δ of each of n points."""
+        score = limit(score, self.push_clip * kernel.spread / kernel.gain)
+        return kernel.push(jax.vmap(drive, (None, 0, 0))(kernel.time, x, score))
 
     def forward(
         self,
@@ -59,7 +71,7 @@ class Paths(eqx.Module):
             key, kernel = now
             found = evaluate(self.target, x)
             score = checkpoint_name(found.score, "score")
-            push = kernel.push(jax.vmap(drive, (None, 0, 0))(kernel.time, x, score))
+            push = self._push(kernel, drive, x, score)
             moved = jax.lax.stop_gradient(push) if detached else push
             noise = normal(key, space, (n,))
             x_next = kernel.keep * x + kernel.spread * (moved + noise)
@@ -85,7 +97,7 @@ class Paths(eqx.Module):
             key, kernel = now
             x = kernel.back * x_next + kernel.back_spread * normal(key, space, (n,))
             found = evaluate(self.target, x)
-            push = kernel.push(jax.vmap(drive, (None, 0, 0))(kernel.time, x, found.score))
+            push = self._push(kernel, drive, x, found.score)
             noise = (x_next - kernel.keep * x) / kernel.spread - push
             total = total + self._increments(kernel, x, x_next, noise, push)
             return (x, total, bad + jnp.sum(found.bad)), None
