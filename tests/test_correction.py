@@ -8,6 +8,7 @@ import pytest
 import demx
 from cases import TARGETS
 from demx.correction import equal_weights, metropolis
+from demx.drawing import How
 from demx.energy import Evaluation
 from demx.errors import UserError
 from demx.glance import Glance
@@ -134,6 +135,9 @@ def test_corrected_samples_of_a_run(seed):
     moved = fitted.sample(20, correct="mala", correct_steps=10)
     assert moved.x.shape == (20, 2) and moved.log_weight is None
     assert moved.energy_calls == 20 * (1 + 10) + 20
+    for n, kind, steps in ((20, "mala", 10), (70, "hmc", 1), (70, "hmc", 300)):
+        told = fitted._drawing.calls(n, How(correct=kind, correct_steps=steps))
+        assert told == fitted.sample(n, correct=kind, correct_steps=steps).energy_calls
     weighted = fitted.sample(20, correct="hmc", correct_steps=32, weights=True)
     before = fitted.sample(20, weights=True)
     np.testing.assert_array_equal(weighted.log_weight, before.log_weight)

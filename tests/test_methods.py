@@ -9,7 +9,10 @@ from demx import api, config
 from demx.methods import METHODS
 from demx.methods.moves import Moves
 from demx.methods.strays import Strays
+from demx.recipe import rungs
+from demx.space import Euclidean
 from demx.targets import TARGETS
+from demx.targets.function import FunctionTarget
 from demx.targets.many_well import many_well
 from demx.types import Info, Samples
 
@@ -83,20 +86,36 @@ def test_moves_bring_points_closer_and_are_counted(key):
 
 
 def test_moves_at_several_temperatures_leave_a_well(key):
-    """Of points that all begin in the lighter wells, as many as p_0 has end in the others."""
-    target = many_well(dim=4)
-    start = jnp.broadcast_to(jnp.array([-1.7, 0.0, -1.7, 0.0]), (256, 4))
-    exact = np.mean(np.asarray(target.sample(key, 100_000))[:, 0::2] < 0)
+    """Points that all begin in the lighter wells leave them as p_0 does, where one rung stays."""
+    target = many_well(dim=32)
+    start = jnp.zeros((128, 32)).at[:, 0::2].set(-1.7)
+    exact = np.mean(np.asarray(target.sample(key, 10_000))[:, 0::2] < 0)
 
-    def light(rungs):
-        moves = Moves(num_steps=200, num_leapfrog=4, rungs=rungs)
+    def light(count):
+        moves = Moves(num_steps=400, num_leapfrog=8, rungs=count)
         moved = jax.jit(lambda key, x: moves(key, target, x, jnp.asarray(0.1)))(key, start)
-        assert moves.calls(256) == 256 * (1 + rungs * 200 * 4)
-        return np.mean(np.asarray(moved.points)[:, 0::2] < 0)
+        assert moves.calls(128) == 128 * (1 + count * 400 * 8)
+        return np.mean(np.asarray(moved.points)[:, 0::2] < 0), float(moved.traded)
 
-    # two independent wells a point
-    assert abs(light(6) - exact) < 4 * (exact * (1 - exact) / 512) ** 0.5
-    assert light(1) > 0.9
+    stayed, none = light(1)
+    assert stayed > 0.9 and np.isnan(none)
+    left, traded = light(rungs(32))
+    assert 0.2 < traded < 0.5
+    # 16 independent wells a point; replicas begin at the point, of which e⁻³ is left at most
+    assert abs(left - exact) < 4 * (exact * (1 - exact) / (128 * 16)) ** 0.5 + 0.05 * (1 - exact)
+
+
+def test_enough_temperatures_to_trade_between(key):
+    """As many as the recipe takes, neighbours trade a third of the time in any dimension."""
+    shares = []
+    for dim in (24, 140):
+        target = FunctionTarget(lambda x: 0.5 * jnp.sum(x**2), Euclidean(dim))
+        moves = Moves(num_steps=100, num_leapfrog=4, rungs=rungs(dim))
+        start = jax.random.normal(key, (32, dim))
+        moved = jax.jit(lambda key, x, m=moves, t=target: m(key, t, x, jnp.asarray(0.3)))
+        shares.append(float(moved(key, start).traded))
+    assert all(0.2 < share < 0.5 for share in shares), shares
+    assert rungs(32) == 8 and rungs(146) == 16 and rungs(200) == 1
 
 
 @pytest.mark.parametrize("method", MATCHING)
@@ -258,8 +277,8 @@ def test_points_of_the_prior_are_not_kept(key):
         (lambda: Strays(near=0.9), "1 < near < far"),
         (lambda: Strays(near=3.0, far=2.0), "near=3.0, far=2.0"),
         (lambda: Moves(num_steps=1), "expected num_steps >= 2"),
-        (lambda: Moves(rungs=0), "expected rungs >= 1"),
-        (lambda: Moves(rungs=2, beta_min=1.0), "beta_min between 0 and 1, got 2 and 1.0"),
+        (lambda: Moves(rungs=0), "rungs: expected at least 1, got 0"),
+        (lambda: Moves(rungs=2, beta_min=1.0), "beta_min: expected between 0 and 1, got 1.0"),
     ],
 )
 def test_impossible_moves_and_strays(make, match):

@@ -1,8 +1,8 @@
 """A budget that ends a run early is planned for: the rate falls to 0 with it."""
 
 import math
-import time
-from dataclasses import asdict, replace
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,13 @@ import optax
 import pytest
 
 import demx
-from demx.budget import Budget, Plan
+from demx import interruption
+from demx import train as training_loop
+from demx.budget import Budget
 from demx.methods.training import Fall, Training, falling
-from demx.train import Progress, train
+from demx.train import train
 from demx.types import Info, Method, Samples
+from demx.watch import Stopping
 
 TINY = {
     "draws": {"num_samples": 8},
@@ -28,19 +31,24 @@ TINY = {
 }  # fmt: skip
 
 
-def telling(pause=0.0):
-    """A method whose state is (steps made, planned end), which calls 10 energies a step."""
+def telling(clock=None, first=()):
+    """A method whose state is (steps made, planned ends), which calls 10 energies a step.
+
+    On the clock its first steps take the given seconds, later ones 1 s.
+    """
 
     def step(key, state):
-        time.sleep(pause)
-        return (state[0] + 1, state[1]), Info(loss=jnp.ones(()))
+        made, ends = state
+        if clock is not None:
+            clock[0] += first[made] if made < len(first) else 1.0
+        return (made + 1, ends), Info(loss=jnp.ones(()))
 
     return Method(
-        lambda key: (jnp.zeros(()), jnp.asarray(100.0)),
+        lambda key: (0, ()),
         step,
         lambda key, state, n: Samples(jnp.zeros((n, 1))),
         10,
-        plan=lambda state, steps: (state[0], jnp.asarray(float(steps))),
+        plan=lambda state, steps: (state[0], (*state[1], steps)),
     )
 
 
@@ -89,59 +97,146 @@ def test_a_plan_compiles_nothing_anew():
         sizes.append(float(size[0]))
         chain = (chain[0], later)
     assert len(traces) == 1
-    want = [0.5 * (1 + math.cos(math.pi * (count - 1) / 5)) for count in range(1, 7)]
+    want = [0.5 * (1 + math.cos(math.pi * count / 6)) for count in range(1, 7)]
     np.testing.assert_allclose(sizes, want, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    "budget, pace, want",
+    "budget, pace, grace, want",
     [
-        (Budget(), 1.0, None),
-        (Budget(energy_calls=75.0), None, 5),
-        (Budget(seconds=10.0), None, None),
-        (Budget(seconds=10.0), 2.0, 4),
-        (Budget(seconds=10.0, energy_calls=45.0), 2.0, 2),
-        (Budget(seconds=1.0), 2.0, 0),
+        (Budget(), 1.0, None, math.inf),
+        (Budget(energy_calls=75.0), None, None, 5),
+        (Budget(seconds=10.0), None, None, math.inf),
+        (Budget(seconds=10.0, energy_calls=75.0), None, None, 5),
+        (Budget(seconds=10.0), 2.0, None, 4),  # the fourth ends after 11 s
+        (Budget(seconds=10.0), 2.0, 0.1, 4),
+        (Budget(seconds=10.0), 2.1, 0.1, 3),  # a fourth would be given up
+        (Budget(seconds=10.0, energy_calls=45.0), 2.0, None, 2),
+        (Budget(seconds=1.0), 2.0, None, 0),
     ],
 )
-def test_room(budget, pace, want):
-    assert budget.room(3.0, 25, 10, pace) == want
+def test_room(budget, pace, grace, want):
+    assert budget.room(3.0, 25, 10, pace, grace) == want
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only `telling` moves."""
+    now = [0.0]
+    monkeypatch.setattr(interruption, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    return now
+
+
+def ends(trained):
+    """The planned ends that the steps were made with."""
+    return [int(end) for end in trained.state[1]]
 
 
 def test_calls_are_planned_for_at_once():
     trained = train(telling(), seed=0, outer_steps=100, budget=Budget(energy_calls=55.0))
     assert trained.ended == "budget"
-    assert [float(a) for a in trained.state] == [5, 5]
+    assert ends(trained) == [5] * 5
 
 
-def test_time_is_planned_for_after_the_second_step():
-    trained = train(telling(0.05), seed=0, outer_steps=100, budget=Budget(seconds=0.6))
-    made, end = (int(a) for a in trained.state)
-    # the machine may be slower later than it was at first, never faster than the pause
-    assert 2 < made <= end <= 13
-    assert trained.progress.plan == Plan(end, Budget(seconds=0.6))
+def test_time_is_planned_for_by_the_pace_so_far(clock):
+    """The first step compiles, 5 s; then each takes 1 s, but for the second, 4 s."""
+    method = telling(clock, [5.0, 4.0])
+    trained = train(method, seed=0, outer_steps=100, budget=Budget(seconds=30.0))
+    found = ends(trained)
+    # until the second step has shown a pace no end is known; its slowness is soon forgotten
+    assert found[:2] == [100, 100]
+    assert found[2] == 2 + math.ceil((30 - 9) / 4)
+    assert found[3] == 3 + math.ceil((30 - 10) / 2.5)
+    assert trained.ended == "budget" and len(found) == found[-1] == 23
+    assert clock[0] == 30.0  # all of it was used
 
 
-def test_a_budget_with_room_for_all_changes_nothing():
-    trained = train(telling(), seed=0, outer_steps=4, budget=Budget(energy_calls=1e6))
-    assert trained.ended == "steps"
-    assert [float(a) for a in trained.state] == [4, 4]
-
-
-def test_another_budget_is_planned_for_anew_and_the_same_is_not():
+def test_a_larger_budget_is_planned_for_at_once(clock):
     keeper = Kept()
-    for budget, steps in ((35.0, 3), (35.0, 3), (85.0, 8), (5000.0, 20)):
+    method = telling(clock, [5.0])
+    for seconds, last in ((20.0, 16), (30.0, 26)):
         trained = train(
-            telling(), seed=0, outer_steps=20, budget=Budget(energy_calls=budget), keeper=keeper
+            method, seed=0, outer_steps=100, budget=Budget(seconds=seconds), keeper=keeper
         )
-        assert [float(a) for a in trained.state] == [steps, steps]
-    assert trained.ended == "steps"
+        assert len(ends(trained)) == last
+    # the first of the second run is planned by the pace of the first run
+    assert ends(trained)[16:] == [26] * 10
 
 
-def test_a_plan_survives_the_header_of_a_checkpoint():
-    progress = replace(Progress(), plan=Plan(7, Budget(seconds=60.0)))
-    assert Progress.of(asdict(progress)) == progress
-    assert Progress.of(asdict(Progress())) == Progress()
+def test_a_step_that_would_be_given_up_is_not_begun(clock):
+    class Stoppable:
+        points = 0
+
+        def stopping(self, over):
+            return nullcontext()
+
+    trained = train(
+        telling(clock, [3.3] * 9), seed=0, outer_steps=9, budget=Budget(seconds=11.5),
+        energy=Stoppable(),
+    )  # fmt: skip
+    assert trained.ended == "budget" and ends(trained) == [9, 9, 3]
+
+
+def test_without_a_budget_all_steps_are_the_plan_also_if_there_are_more_than_before():
+    keeper = Kept()
+    for steps in (4, 10):
+        trained = train(telling(), seed=0, outer_steps=steps, keeper=keeper)
+    assert trained.ended == "steps" and ends(trained) == [4] * 4 + [10] * 6
+
+
+@pytest.mark.parametrize("method, last", [(telling(), 22), (telling()._replace(plan=None), 20)])
+def test_a_run_that_has_converged_lets_its_rate_fall(method, last):
+    looks = lambda key, state: ({"validation": 1.0}, 0)  # noqa: E731
+    trained = train(
+        method, seed=0, outer_steps=100, evaluate=looks, every=2, stopping=Stopping(patience=7)
+    )
+    # the third look is the first with a mean; seven more bring nothing
+    assert trained.ended == "converged" and trained.progress.step == last
+    if method.plan is not None:
+        assert ends(trained) == [100] * 20 + [22] * 2
+
+
+def test_the_end_is_looked_at():
+    steps = []
+
+    def look(key, state):
+        steps.append(int(state[0]))
+        return {"validation": 1.0}, 0
+
+    budget = Budget(energy_calls=75.0)
+    train(telling(), seed=0, outer_steps=100, budget=budget, evaluate=look, every=5)
+    assert steps == [5, 7]
+
+
+def test_a_run_with_a_budget_of_calls_that_is_interrupted_goes_on_to_the_bit(tmp_path, monkeypatch):
+    settings = TINY | {"evaluation": {"every": 2, "n": 20}}
+    calls = 5 * demx.fit("gmm40", settings=settings, progress=False).method.calls_per_step
+
+    def fit(directory):
+        return demx.fit(
+            "gmm40", settings=settings, directory=directory, budget=f"{calls}calls", progress=False
+        )
+
+    whole = fit(tmp_path / "whole")
+    asked = []
+
+    @contextmanager
+    def impatient(acknowledge):
+        begun = len(asked)
+        yield lambda: asked.append(1) or len(asked) - begun > 2
+
+    monkeypatch.setattr(training_loop, "stop_requested", impatient)
+    ended = []
+    while not ended or ended[-1] == "interrupted":
+        parts = fit(tmp_path / "parts")
+        ended.append(parts.ended)
+    assert len(ended) > 2 and ended[-1] == whole.ended == "budget"
+    for a, b in zip(*(jax.tree.leaves(f.state) for f in (whole, parts)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    metrics = [(tmp_path / d / "metrics.jsonl").read_bytes() for d in ("whole", "parts")]
+    assert metrics[0] == metrics[1]
+    loaded = demx.load(tmp_path / "parts")
+    np.testing.assert_array_equal(loaded.sample(5).x, whole.sample(5).x)
 
 
 @pytest.mark.parametrize("method", ["idem", "pis"])

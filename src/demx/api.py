@@ -63,7 +63,8 @@ def fit(
     probe decide also where demx has a preset. warm_start: points (n, *shape) to begin from: chains
     take them in turn, the first for the first chain (without any, those of `target.start`, if it
     has that), idem and pdem put them into the buffer; other methods refuse them.
-    checkpoint_seconds: how much work a kill may cost; the result is the same whatever it is.
+    checkpoint_seconds: how much work a kill may cost; the result is the same whatever it is (but
+    with a budget in time, by which the clock has a say).
     settings: sections that change the preset, e.g. {"draws": {"num_samples": 512}}.
     """
     begun, limit = time.perf_counter(), parse_budget(budget)

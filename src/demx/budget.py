@@ -19,35 +19,27 @@ class Budget:
         return energy_calls + calls_per_step > self.energy_calls or seconds >= self.seconds
 
     def room(
-        self, seconds: float, energy_calls: int, calls_per_step: int, pace: float | None
-    ) -> int | None:
-        """Steps that what is left of it has room for; None: endlessly many, or not known yet.
+        self,
+        seconds: float,
+        energy_calls: int,
+        calls_per_step: int,
+        pace: float | None,
+        grace: float | None = None,
+    ) -> float:
+        """Steps that what is left of it has room for, a whole number; ∞: no end is known.
 
-        pace: seconds of a step, once one has shown it.
+        pace: seconds of a step, once it is known. grace: the share of the budget beyond which a
+        step is given up; None: one that has begun is finished.
         """
-        by_calls = math.inf
+        by_calls = by_time = math.inf
         if calls_per_step and math.isfinite(self.energy_calls):
             by_calls = (self.energy_calls - energy_calls) // calls_per_step
-        by_time = math.inf
-        if math.isfinite(self.seconds):
-            if pace is None:
-                return None
-            # a step that has begun is finished
-            by_time = math.ceil((self.seconds - seconds) / max(pace, 1e-9))
-        steps = min(by_calls, by_time)
-        return None if math.isinf(steps) else max(0, int(steps))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Outer loops after which a run is to end, by what was known of its budget."""
-
-    steps: int
-    budget: Budget
-
-    @classmethod
-    def of(cls, header: dict[str, Any]) -> "Plan":
-        return cls(header["steps"], Budget(**header["budget"]))
+        if pace is not None and math.isfinite(self.seconds):
+            if grace is None:
+                by_time = math.ceil((self.seconds - seconds) / max(pace, 1e-9))
+            else:
+                by_time = ((1 + grace) * self.seconds - seconds) // max(pace, 1e-9)
+        return max(0.0, min(by_calls, by_time))
 
 
 def parse_budget(text: Any) -> Budget:

@@ -33,6 +33,23 @@ def _move(key: PRNGKeyArray, target: Target, x: Array, counted: Array, moves: Mo
     return moves(key, target, x, step_size, counted), step_size
 
 
+def _moves(kind: str, num_steps: int) -> Moves:
+    leapfrog = LEAPFROG[kind]
+    transitions = max(3, round(num_steps / leapfrog))
+    adapting = max(2, transitions // 2)
+    return Moves(adapting, leapfrog, settled=transitions - adapting)
+
+
+def _rows(n: int) -> int:
+    """n, or a number with many divisors above it, so that the points can be cut into chunks."""
+    return n if n <= 64 else 64 * -(-n // 64)
+
+
+def calls(kind: str, num_steps: int, n: int) -> int:
+    """Energy calls that `metropolis` takes for n samples."""
+    return _moves(kind, num_steps).calls(_rows(n)) + min(PROBE, _rows(n))
+
+
 def metropolis(
     key: PRNGKeyArray, target: Target, drawn: Samples, kind: str, num_steps: int
 ) -> Samples:
@@ -42,13 +59,8 @@ def metropolis(
     Half of the moves adapt the step size, half keep it. Weights stay valid as far as moves leave
     p as it is, and those that adapt do so only nearly; the density of the sampler is lost.
     """
-    leapfrog = LEAPFROG[kind]
-    transitions = max(3, round(num_steps / leapfrog))
-    adapting = max(2, transitions // 2)
-    moves = Moves(adapting, leapfrog, settled=transitions - adapting)
-    n = len(drawn.x)
-    # a number with many divisors, so that the points can be cut into chunks
-    size = n if n <= 64 else 64 * -(-n // 64)
+    moves, n = _moves(kind, num_steps), len(drawn.x)
+    size = _rows(n)
     x = drawn.x[np.arange(size) % n]
     counted = jnp.arange(size) < n
     moved, step_size = home(_move(*everywhere((key, target, x, counted)), moves))
@@ -62,7 +74,7 @@ def metropolis(
     return drawn._replace(
         x=jnp.where(keep, moved.points[:n], drawn.x),
         log_prob=None,
-        energy_calls=drawn.energy_calls + moves.calls(size) + min(PROBE, size),
+        energy_calls=drawn.energy_calls + calls(kind, num_steps, n),
         # a weighted sample that is bad stays so, of weight 0
         bad=int((~inside).sum()) if drawn.log_weight is None else drawn.bad,
         acceptance=float(moved.acceptance),

@@ -46,10 +46,21 @@ class Drawing(NamedTuple):
 
     def calls(self, n: int, how: How) -> int | None:
         """Energy calls that n samples will take, if that can be said before."""
-        if how.correct == "smc" or self.method.sample_calls is None or not isinstance(n, int):
+        known = how.correct in (None, *correction.LEAPFROG)  # others: told by `block`
+        if not known or self.method.sample_calls is None or not isinstance(n, int):
             return None
-        moves = n * (how.correct_steps + 1) if how.correct else 0
+        moves = 0
+        if how.correct:
+            sizes = self._sizes(n)
+            moves = sum(correction.calls(how.correct, how.correct_steps, size) for size in sizes)
         return self.method.sample_calls(n) + moves + (n if how.weights else 0)
+
+    def _sizes(self, n: int) -> list[int]:
+        """Of the blocks that n samples are drawn in."""
+        entry = METHODS[self.name]
+        independent = entry.mcmc_free or entry.weights
+        rows = stream.block_rows(self.target.space) if independent else n
+        return [min(rows, n - start) for start in range(0, n, rows)]
 
     def draw(self, key: PRNGKeyArray, n: int, how: How) -> Samples:
         """n samples in one piece."""
@@ -59,10 +70,7 @@ class Drawing(NamedTuple):
         """n samples in independent blocks, if what the method draws twice is independent."""
         if not isinstance(n, int | np.integer) or n < 1:
             raise UserError(f"n: expected a whole number of at least 1, got {n}")
-        entry = METHODS[self.name]
-        independent = entry.mcmc_free or entry.weights
-        rows = stream.block_rows(self.target.space) if independent else n
-        sizes = [min(rows, int(n) - start) for start in range(0, n, rows)]
+        sizes = self._sizes(int(n))
         # the first block has the key itself: a few samples are the first of many
         keys = (jax.random.fold_in(key, DOMAINS["block"] + i) if i else key
                 for i in range(len(sizes)))  # fmt: skip

@@ -101,7 +101,7 @@ class ProgressLine:
         return max(0.0, min(by_steps, self.budget.seconds - progress.seconds))
 
     def _end(self, progress: Progress) -> int:
-        return self.outer_steps if progress.plan is None else progress.plan.steps
+        return max(progress.end, progress.step)
 
     def _rate(self, progress: Progress) -> float:
         """Outer loops a second, without the first one, which compiled."""
@@ -123,6 +123,7 @@ class ProgressLine:
         shown = {
             "loss": lambda v: f"{v:.4g}",
             "acceptance": lambda v: f"{v:.2f}",
+            "traded": lambda v: f"{v:.2f}",
             "clipped": lambda v: f"{100 * v:.1f}%",
             "bad": lambda v: str(self.bad),
             "unusable": lambda v: str(self.unusable),

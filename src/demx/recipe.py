@@ -33,6 +33,7 @@ WIDER = 1.8  # a start this much wider than what came back has seen the whole
 LOOPS = 20  # outer loops that a budget should have room for
 SLACK = 4  # that full sizes of what JAX compiles may miss it by: a clock alone changes no run
 PATIENCE = 600.0  # seconds for that many of them, if there is no budget
+MOST_RUNGS = 16  # temperatures of moves, enough for 146 dimensions
 MOST_BY_WEIGHT = 20  # degrees of freedom beyond which weights are of no use
 
 
@@ -145,8 +146,7 @@ def settings(space: Space, seen: Probe) -> dict[str, dict[str, Any]]:
         return sections | {
             "walk": {"local_variance": seen.local_variance},
             "buffer": {"kind": "ring", "capacity": 2048},
-            # nothing else tells the shares of modes that no walk leaves
-            "moves": {"num_steps": 100, "num_leapfrog": 8, "rungs": 8},
+            "moves": {"num_steps": 100, "num_leapfrog": 8, "rungs": rungs(space.dof)},
             "network": network | {"width": 256, "embedding": 16},
             "training": {
                 "outer_steps": 200,
@@ -189,25 +189,36 @@ def settings(space: Space, seen: Probe) -> dict[str, dict[str, Any]]:
     )
 
 
+def rungs(dof: int) -> int:
+    """Temperatures of the moves: nothing else tells the shares of modes that no walk leaves.
+
+    Neighbours trade as often in d dimensions as in 32 if their number grows like √d: 8 trade a
+    third of the time there, 4 hardly ever. Where more than MOST_RUNGS were needed there is one.
+    """
+    found = 1 + math.ceil(7 * math.sqrt(dof / 32))
+    return found if found <= MOST_RUNGS else 1
+
+
 class Sizes(NamedTuple):
     """At most so many of each in an outer loop; walk and moves: HMC moves of a point, and leapfrog
-    steps of each; rungs: temperatures of the moves."""
+    steps of each. hot: whether moves may have several temperatures; fewer than they need are of no
+    use."""
 
     inner_steps: int
     batch_size: int
     num_samples: int
     walk: tuple[int, int]
     moves: tuple[int, int]
-    rungs: int
+    hot: bool
 
 
 SMALLER = (  # regression points keep their worth longer than the samples behind each of them
-    Sizes(100, 256, 128, (8, 8), (100, 8), 8),
-    Sizes(100, 128, 64, (8, 8), (100, 8), 8),
-    Sizes(50, 128, 64, (4, 8), (50, 8), 4),
-    Sizes(50, 64, 32, (4, 8), (50, 8), 4),
-    Sizes(25, 64, 32, (4, 4), (25, 8), 2),
-    Sizes(25, 32, 16, (4, 4), (20, 4), 1),
+    Sizes(100, 256, 128, (8, 8), (100, 8), True),
+    Sizes(100, 128, 64, (8, 8), (100, 8), True),
+    Sizes(50, 128, 64, (4, 8), (50, 8), False),
+    Sizes(50, 64, 32, (4, 8), (50, 8), False),
+    Sizes(25, 64, 32, (4, 4), (25, 8), False),
+    Sizes(25, 32, 16, (4, 4), (20, 4), False),
 )
 
 
@@ -228,8 +239,8 @@ def smaller(sections: dict[str, dict[str, Any]], sizes: Sizes) -> dict[str, dict
     ):
         if name in sections:
             found[name] = sections[name] | {key: moves, "num_leapfrog": leapfrog}
-    if "rungs" in sections.get("moves", {}):
-        found["moves"]["rungs"] = min(sizes.rungs, sections["moves"]["rungs"])
+    if "moves" in found and not sizes.hot:
+        found["moves"]["rungs"] = 1
     if "walk" not in sections:
         drawn = sections.get("draws", {}).get("num_samples", sizes.num_samples)
         found["draws"] = {"num_samples": min(drawn, sizes.num_samples)}

@@ -1,7 +1,8 @@
 """A run directory: resolved configuration, metrics as JSON lines, atomic checkpoints, samples.
 
 config.toml      the resolved configuration: a run never changes it
-metrics.jsonl    one line an outer loop, the same bytes however often the run was interrupted
+metrics.jsonl    one line an outer loop, the same bytes however often the run was interrupted,
+                 unless it had a budget in time, by which the clock has a say
 timing.jsonl     seconds and rates: what differs from run to run
 checkpoint/      latest.eqx: a JSON header line (step, counts, length, checksum), then the arrays
 samples.npz, report.html

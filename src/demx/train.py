@@ -9,11 +9,14 @@ import equinox as eqx
 import jax
 from jaxtyping import PRNGKeyArray
 
-from demx.budget import Budget, Plan
+from demx.budget import Budget
 from demx.errors import Diverged, GivenUp, UserError
-from demx.interruption import Inside, Overtime, Stoppable, stop_requested
+from demx.interruption import GRACE, Inside, Overtime, Stoppable, stop_requested
 from demx.types import Method
 from demx.watch import Stopping, Watch
+
+LATEST = 10  # steps that the pace is a mean over
+FALL = 0.1  # of its steps that a converged run still makes
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,9 @@ class Progress:
     """Where a run stands. seconds: training time with what came before it, evaluation not counted.
     kept: the step of the state to sample from. given_up_calls: of steps and looks that were stopped
     in their midst, not among energy_calls: those are the same however often a run was interrupted.
-    due: what the last step told, while the look at its samples is still to be made. plan: the end
-    that the budget sets, as soon as it is known."""
+    due: what the last step told, while the look at its samples is still to be made. pace: seconds
+    of a step, a mean over the latest. end: the step that the run will end with, as far as is known.
+    last: that of a run that has converged."""
 
     step: int = 0
     energy_calls: int = 0
@@ -32,17 +36,17 @@ class Progress:
     watch: Watch = field(default_factory=Watch)
     given_up_calls: int = 0
     due: dict[str, Any] | None = None
-    plan: Plan | None = None
+    pace: float | None = None
+    end: int = 0
+    last: int | None = None
 
     @classmethod
     def of(cls, header: dict[str, Any]) -> "Progress":
         """From the header of a checkpoint."""
         watch = header["watch"]
         watch = Watch(**watch | {"recent": tuple(watch["recent"])})
-        plan = header["plan"] and Plan.of(header["plan"])
         known = {field.name for field in fields(cls)}
-        found = {k: v for k, v in header.items() if k in known}
-        return cls(**found | {"watch": watch, "plan": plan})
+        return cls(**{k: v for k, v in header.items() if k in known} | {"watch": watch})
 
 
 @runtime_checkable
@@ -90,9 +94,10 @@ def train(
     not been. `evaluate(key, state)` gives metrics and the energy calls they cost; the metric
     `validation`, if there is one, decides which state is kept and, with `stopping`, when to end.
     spent: seconds of the budget that went by before, of a run that begins here.
-    A budget that ends a run early is told to the method (`Method.plan`) once it is known how many
-    steps it has room for: of calls at once, of time after the second step, the first that compiles
-    nothing. With another budget a run plans anew.
+    Before every step the method is told after which the run is to end (`Method.plan`): the last,
+    or what the budget has room for (of time: by the pace so far, once a step has shown it that
+    compiled nothing), or soon, if the run has converged. So with a budget in time the clock decides
+    also how a run goes on, not only when it ends.
     energy: by which a step can be stopped in its midst, when the user asks or time is up and the
     step would take more than a tenth of the budget longer. It is given up, and done again later;
     so is a look at the samples, and the step before it stays.
@@ -106,8 +111,6 @@ def train(
             (state, kept), header = found
             progress = Progress.of(header)
             saved = progress, header.get("ended")
-            if progress.plan is not None and progress.plan.budget != budget:
-                state, progress = method.plan(state, outer_steps), replace(progress, plan=None)
         else:
             state, seconds = _begin(method, key_init, Overtime(energy, stop, spent, budget.seconds,
                                                                math.inf))  # fmt: skip
@@ -122,29 +125,31 @@ def train(
                 keeper.save((state, kept), asdict(progress) | {"ended": why})
                 saved = progress, why
 
+        def room() -> float:
+            return budget.room(
+                progress.seconds, progress.energy_calls, method.calls_per_step, progress.pace,
+                None if isinstance(energy, Inside) else GRACE,
+            )  # fmt: skip
+
+        def end() -> int:
+            return int(min(outer_steps, progress.last or math.inf, progress.step + room()))
+
         def ended() -> str | None:
-            if progress.watch.converged(stopping):
+            if progress.last is not None and progress.step >= progress.last:
                 return "converged"
             if progress.step >= outer_steps:
                 return "steps"
-            if progress.plan is not None and progress.step >= progress.plan.steps:
-                return "budget"
-            if budget.spent(progress.seconds, progress.energy_calls, method.calls_per_step):
+            spent = budget.spent(progress.seconds, progress.energy_calls, method.calls_per_step)
+            if spent or room() == 0:
                 return "budget"
             return "interrupted" if stop() else None
 
-        pace, compiled = None, False
+        compiled, timed = False, 0 if progress.pace is None else LATEST
         while progress.due is not None or (why := ended()) is None:
             if progress.due is None:
-                room = None
-                if method.plan is not None and progress.plan is None:
-                    room = budget.room(
-                        progress.seconds, progress.energy_calls, method.calls_per_step, pace
-                    )
-                if room is not None:
-                    steps = min(outer_steps, progress.step + room)
-                    state = method.plan(state, steps)
-                    progress = replace(progress, plan=Plan(steps, budget))
+                progress = replace(progress, end=end())
+                if method.plan is not None:
+                    state = method.plan(state, progress.end)
                 clock = Overtime(
                     energy, stop, progress.seconds, budget.seconds, method.calls_per_step
                 )
@@ -163,7 +168,11 @@ def train(
                     )
                     why = "interrupted" if stop() else "budget"
                     break
-                pace, compiled = clock.seconds if compiled else None, True
+                pace = progress.pace
+                if compiled:
+                    timed = min(timed + 1, LATEST)
+                    pace = clock.seconds if pace is None else pace + (clock.seconds - pace) / timed
+                compiled = True
                 calls = told.pop("energy_calls", method.calls_per_step)
                 progress = replace(
                     progress,
@@ -171,9 +180,10 @@ def train(
                     energy_calls=progress.energy_calls + calls,
                     seconds=progress.seconds + clock.seconds,
                     due=told,
+                    pace=pace,
                 )
             metrics = {"step": progress.step, "energy_calls": progress.energy_calls, **progress.due}
-            if evaluate and every and (progress.step % every == 0 or progress.step == outer_steps):
+            if evaluate and every and (progress.step % every == 0 or progress.step >= end()):
                 save(after=checkpoint_seconds)
                 begun = energy.points
                 try:
@@ -189,6 +199,10 @@ def train(
                 if "validation" in values:
                     watch = progress.watch.look(values["validation"])
                     progress = replace(progress, watch=watch)
+            if progress.last is None and progress.watch.converged(stopping):
+                # a rate that falls is given the time to
+                more = 0 if method.plan is None else math.ceil(FALL * progress.step)
+                progress = replace(progress, last=progress.step + more)
             progress = replace(progress, due=None)
             if progress.watch.good:
                 kept, progress = state, replace(progress, kept=progress.step)

@@ -103,7 +103,8 @@ class Info(NamedTuple):
     regression points left out because their target was not finite. skipped: share of the updates
     that were not finite and so not made. acceptance: of Metropolis moves. energy_calls: of this
     step, where `Method.calls_per_step` is only their upper bound. restarted: chains that were
-    lost, at energies beyond all reason, and were begun again.
+    lost, at energies beyond all reason, and were begun again. traded: share of the trades between
+    temperatures of these moves that were made.
     """
 
     loss: Float[Array, ""] | None = None
@@ -116,6 +117,7 @@ class Info(NamedTuple):
     acceptance: Float[Array, ""] | None = None
     energy_calls: Int[Array, ""] | None = None
     restarted: Int[Array, ""] | None = None
+    traded: Float[Array, ""] | None = None
 
 
 class Method(NamedTuple):

@@ -64,8 +64,11 @@ def sentences(found: Evaluation) -> list[str]:
         said.append(
             f"Without a standard error it cannot be said how far these are from floors: {told}."
         )
+    if found.bad:  # before anything good is said of the others
+        said.append(f"{found.bad} samples are not finite and were left out.")
     if good and not poor and not unsure:
-        said.append(f"No metric tells these samples from perfect ones ({', '.join(good)}).")
+        those = "the others" if found.bad else "these samples"
+        said.append(f"No metric tells {those} from perfect ones ({', '.join(good)}).")
     elif poor:
         worst = sorted(poor, key=lambda name: -abs(found.metrics[name].gap or 0.0))
         told = ", ".join(_how_far(name, found.metrics[name]) for name in worst)
@@ -87,8 +90,6 @@ def sentences(found: Evaluation) -> list[str]:
             f"At this n {', '.join(little)} cannot tell good samples from bad ones: perfect "
             "samples score almost as badly as the worst."
         )
-    if found.bad:
-        said.append(f"{found.bad} samples are not finite and were left out.")
     return [*said, *found.left_out]
 
 

@@ -214,5 +214,6 @@ def _method(control: Control) -> Method:
     return Method(
         eqx.filter_jit(control.init), step, sample, control.calls_per_step,
         sample_weighted=sample_weighted, outer_steps=control.settings.outer_steps,
-        weigh_backward=weigh_backward, plan=control.plan,
+        weigh_backward=weigh_backward,
+        plan=control.plan if control.settings.training().falls else None,
     )  # fmt: skip

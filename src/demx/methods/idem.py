@@ -174,7 +174,8 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
     made = Method(
         init, engine.stepper(), sample, engine.calls_per_step, at_init, anneal=anneal,
         outer_steps=parts.training.outer_steps,
-        sample_calls=lambda n: n * diffusion.calls_per_sample, plan=engine.plan,
+        sample_calls=lambda n: n * diffusion.calls_per_sample,
+        plan=engine.plan if parts.training.falls else None,
     )  # fmt: skip
     if diffusion.pin is not None:
         # every stage of the solver would call the energy, uncounted: no density with a pin

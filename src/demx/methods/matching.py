@@ -48,6 +48,7 @@ class Filled(NamedTuple):
     lost: Int[Array, ""]
     step_size: Float[Array, ""]
     acceptance: Float[Array, ""] | None
+    traded: Float[Array, ""] | None
 
 
 class State(eqx.Module):
@@ -92,10 +93,11 @@ class Matching(eqx.Module):
         points = jnp.where(keep, points, fallback)
         lost = jnp.sum(~finite)
         log_density = jnp.zeros(points.shape[0], points.dtype)
-        step_size, acceptance = state.step_size, None
+        step_size, acceptance, traded = state.step_size, None, None
         if self.moves is not None:
             moved = self.moves(key_moves, self.regression.target, points, step_size)
             step_size, acceptance = moved.step_size, moved.acceptance
+            traded = moved.traded if self.moves.rungs > 1 else None
             # what the moves could not bring into the support is counted, and stays as it was
             inside = jnp.isfinite(moved.log_density)
             points = jnp.where(inside.reshape(keep.shape), moved.points, points)
@@ -105,7 +107,7 @@ class Matching(eqx.Module):
             log_density, _, bad = evaluate(self.regression.target, points)
             lost = lost + jnp.sum(bad)
         contents = self.regression.buffer.add(state.contents, points, log_density)
-        return Filled(contents, lost, step_size, acceptance)
+        return Filled(contents, lost, step_size, acceptance, traded)
 
     def prepare(
         self, keys: Key[Array, " steps"], contents: Contents, walk_step: Float[Array, ""]
@@ -183,6 +185,7 @@ class Matching(eqx.Module):
             self.training.inner_steps * self.regression.size - jnp.sum(seen.usable),
             jnp.mean(1 - seen.made),
             filled.acceptance,
+            traded=filled.traded,
         )
 
     def stepper(self) -> Callable[[PRNGKeyArray, State], tuple[State, Info]]:

@@ -18,14 +18,16 @@ CHUNK = 128  # replicas moved together: wide enough for long rows, few enough fo
 
 
 class Moved(eqx.Module):
-    """Points after the moves, their log p̃, the step size for the next time, the acceptance, and
-    how many proposals were not finite."""
+    """Points after the moves, their log p̃, the step size for the next time, the acceptance, how
+    many proposals were not finite, and the share of trades between temperatures that were made
+    (nan with one)."""
 
     points: Float[Array, "..."]
     log_density: Float[Array, "..."]
     step_size: Float[Array, "..."]
     acceptance: Float[Array, "..."]
     bad: Int[Array, "..."]
+    traded: Float[Array, "..."]
 
 
 MALA = 0.574  # the acceptance that is best for one step, in many dimensions
@@ -37,7 +39,8 @@ class Moves(eqx.Module):
     step_size: where the adaptation starts, in units of the coordinates. settled: transitions
     after those with the step size found; only such leave p_0 exactly invariant. rungs: replicas of
     each point at β from 1 to beta_min, which trade places after every transition (parallel
-    tempering); all begin at the point, and the one at β = 1 is taken.
+    tempering); all begin at the point, and the one at β = 1 is taken. p̃^β must have a finite
+    integral: hot replicas of heavy tails drift away, and are of no use.
     """
 
     num_steps: int = 20
@@ -48,11 +51,10 @@ class Moves(eqx.Module):
     beta_min: float = 0.1
 
     def __check_init__(self) -> None:
-        if self.rungs < 1 or not 0 < self.beta_min < 1:
-            raise ValueError(
-                "expected rungs >= 1 and beta_min between 0 and 1, got "
-                f"{self.rungs} and {self.beta_min}"
-            )
+        if self.rungs < 1:
+            raise ValueError(f"rungs: expected at least 1, got {self.rungs}")
+        if not 0 < self.beta_min < 1:
+            raise ValueError(f"beta_min: expected between 0 and 1, got {self.beta_min}")
         if self.settled < 0:
             raise ValueError(f"settled: expected at least 0, got {self.settled}")
         if self.num_steps < 2 or self.num_leapfrog < 1 or not self.step_size > 0:
@@ -96,6 +98,7 @@ class Moves(eqx.Module):
                 tuned.step_size[0],
                 moved.acceptance[0],
                 bad,
+                1 - jnp.mean(moved.rejection),
             )
 
         chunks = (
@@ -110,6 +113,7 @@ class Moves(eqx.Module):
             jnp.exp(jnp.mean(jnp.log(moved.step_size))),
             _mean(moved.acceptance, chunks[2]),
             jnp.sum(moved.bad),
+            _mean(moved.traded, chunks[2]),
         )
 
     def calls(self, n: int) -> int:

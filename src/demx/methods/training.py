@@ -20,17 +20,19 @@ class Fall(NamedTuple):
 
 
 def falling(warmup: int, total: int) -> optax.GradientTransformation:
-    """Updates times ½(1 + cos πu), u = (count - warmup)/(total - warmup) within [0, 1].
+    """Updates times ½(1 + cos πu), u = (count - w)/(total - w) within [0, 1].
 
-    The plan is part of the state: another one compiles nothing anew.
+    w: the warmup, or a tenth of the plan, if that is less. The plan is part of the state: another
+    one compiles nothing anew.
     """
 
     def init(flat: Array) -> Fall:
         return Fall(jnp.zeros((), int), jnp.asarray(total, int))
 
     def update(updates: Array, state: Fall, params: Array | None = None):
-        done = (state.count - warmup).astype(updates.dtype)
-        whole = jnp.maximum(state.total - warmup, 1).astype(updates.dtype)
+        begin = jnp.minimum(warmup, state.total // 10)
+        done = (state.count - begin).astype(updates.dtype)
+        whole = jnp.maximum(state.total - begin, 1).astype(updates.dtype)
         share = 0.5 * (1 + jnp.cos(jnp.pi * jnp.clip(done / whole, 0.0, 1.0)))
         return share * updates, state._replace(count=state.count + 1)
 
@@ -88,9 +90,13 @@ class Training(eqx.Module):
         rate = optax.linear_schedule(0.0, self.learning_rate, warmup)
         chosen = soap(rate, arrays_of) if self.optimiser == "soap" else optax.adam(rate)
         chain = [optax.clip_by_global_norm(self.gradient_clip), chosen]
-        if self.schedule == "cosine":
+        if self.falls:
             chain.append(falling(warmup, total))
         return optax.chain(*chain)
+
+    @property
+    def falls(self) -> bool:
+        return self.schedule == "cosine"
 
     def planned(self, optimiser: optax.OptState, outer_steps: int) -> optax.OptState:
         """The state of the optimiser in a run of so many outer loops."""
