@@ -102,16 +102,14 @@ def test_likelihood_of_a_gaussian_in_39_dimensions(space, key):
 UNLEARNED = 1e-12  # a rate of learning that leaves the network as it is made: 0
 
 
-@pytest.mark.parametrize("learning_rate", [UNLEARNED, 3e-5])
+@pytest.mark.parametrize("learning_rate", [UNLEARNED, 1e-3])
 @pytest.mark.parametrize("space", SPACES_39, ids=str)
 def test_a_flow_fitted_to_a_gaussian_in_39_dimensions(space, learning_rate, key):
-    """KL(p|q) = E_p[q/p - 1 - log q/p] (no term is negative): what training adds to the entropy.
+    """E_p[q/p] = 1, whatever was learned; without the network KL(p|q) is that of mean and variance.
 
-    Without the network it is that of a fitted mean and variance: 2n KL has a χ² law with a degree
-    of freedom for each number fitted, dof + 1 of them, of particles, whose mean is known, one. With
-    it there is the noise of a short training besides, for which 1e-3 is not derived: at a rate of
-    1e-4 some seeds are beyond it. (Particles are not laid onto each other here: that makes a flow
-    from a normal to a normal one that has to be learned.)
+    2n KL has then a χ² law with a degree of freedom for each number fitted, dof + 1 of them, of
+    particles, whose mean is known, one. (Particles are not laid onto each other here: that makes a
+    flow from a normal to a normal one that has to be learned.)
     """
     key_fit, key_data, key_test = jax.random.split(key, 3)
     n, variance = 100_000, 1.7**2
@@ -129,14 +127,19 @@ def test_a_flow_fitted_to_a_gaussian_in_39_dimensions(space, learning_rate, key)
     assert float(flow.prior_variance) == pytest.approx(per_degree, rel=1e-3)
     y = 1.7 * normal(key_test, space, (32,))
     log_ratio = likelihoods(flow, y) - jax.vmap(lambda z: log_normal(space, z, variance))(y)
-    kl = float(jnp.mean(jnp.expm1(log_ratio) - log_ratio))
-    print(f"KL {kl:.2g}")
-    assert 0 <= kl < 1e-3
+    over = np.expm1(np.asarray(log_ratio, float))
+    # no term of KL(p|q) = E_p[q/p - 1 - log q/p] is negative
+    kl = float(np.mean(over - np.asarray(log_ratio)))
+    print(f"E q/p - 1 = {over.mean():.2g} ± {over.std(ddof=1) / 32**0.5:.2g}, KL {kl:.2g}")
+    # 1e-4: what the solver's tolerance leaves
+    assert abs(over.mean()) < 4 * over.std(ddof=1) / 32**0.5 + 1e-4
     if learning_rate == UNLEARNED:
         fitted = 1 if isinstance(space, MeanFree) else space.dof + 1
         at_most = (fitted + 4 * (2 * fitted) ** 0.5) / (2 * n)
         # 32 terms, each half the square of a nearly normal log ratio
-        assert kl < at_most * (1 + 4 * (2 / 32) ** 0.5)
+        assert 0 <= kl < at_most * (1 + 4 * (2 / 32) ** 0.5)
+    else:
+        assert kl > 1e-6  # something was learned, if only noise
 
 
 @pytest.mark.parametrize("space", [Euclidean(5), MeanFree(4, 2)], ids=str)
