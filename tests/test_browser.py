@@ -13,7 +13,7 @@ from demx import config, resolve
 from demx.evaluate import reference
 from demx.fitted import Fitted
 from demx.report import document, sections
-from demx.report.sections import Cloud, Shown
+from demx.report.shown import Cloud, Shown
 from demx.train import Progress
 
 BROWSER = next(

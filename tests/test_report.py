@@ -24,6 +24,7 @@ from demx.fitted import Fitted
 from demx.progress import ProgressLine
 from demx.report import document, figures, html, sections, tables
 from demx.report.plots import Plot
+from demx.report.shown import Shown
 from demx.space import MeanFree
 from demx.train import Progress
 from demx.types import Samples
@@ -120,7 +121,7 @@ def test_the_page_of_a_cluster(cluster, tmp_path):
 
 
 def test_a_page_is_the_same_twice(plane):
-    shown = sections.Shown.of(plane, None, 300)
+    shown = Shown.of(plane, None, 300)
     assert sections.energies(shown) == sections.energies(shown)
     assert sections.modes(shown) == sections.modes(shown)
 
@@ -159,7 +160,7 @@ def test_weighted_samples_are_shown_by_their_weights():
         return Samples(x, jnp.where(left, jnp.log(9.0), 0.0), island=jnp.arange(n) // 10)
 
     fitted = drawing("gmm40", {"width": 4, "depth": 1, "embedding": 4}, draw, weighted=True)
-    shown = sections.Shown.of(fitted, None, 4000)
+    shown = Shown.of(fitted, None, 4000)
     assert abs((shown.even.x[:, 0] < 0).mean() - 0.75) < 0.01
     _, found, _ = sections.profiles(shown, "x0")
     share = np.nansum(np.exp(-found.free_energy)[found.centres < 0]) * np.diff(found.centres)[0]
@@ -317,7 +318,7 @@ def test_the_axis_of_a_histogram_is_robust(rng):
 def test_the_floor_is_named_where_it_is_drawn(plane):
     """Dashes belong to w2 of as many samples as training looked at."""
     found = plane.evaluate(20, repeats=2, likelihood="none")
-    shown = sections.Shown.of(plane, found, 100)
+    shown = Shown.of(plane, found, 100)
     assert "Dashed: the floor" in sections.training(shown)
     history = [{"energy_calls": 1, "loss": 2.0}]
     other = Fitted(plane.target, plane.method, None, plane.config, plane.progress, history=history)

@@ -15,7 +15,8 @@ from demx.evaluate.evaluation import batched_energies
 from demx.methods import METHODS
 from demx.pace import watched
 from demx.report import document, figures, sections
-from demx.report.sections import Coordinate, Shown
+from demx.report.sections import Coordinate
+from demx.report.shown import Shown
 from demx.samples import Origin, Stored, read
 from demx.store import write_atomic
 from demx.targets.black_box import BlackBox

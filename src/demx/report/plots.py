@@ -8,6 +8,7 @@ from demx.errors import UserError
 from demx.evaluate import metrics
 from demx.report import figures, sections
 from demx.report.figures import Axes
+from demx.report.shown import Shown
 from demx.space import MeanFree
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ class Plot:
 
     def __init__(self, fitted: "Fitted", n: int = 2000, seed: int = 2):
         self.fitted, self.n, self.seed = fitted, n, seed
-        self._shown: sections.Shown | None = None
+        self._shown: Shown | None = None
 
     def __call__(self, n: int, *, seed: int = 2) -> "Plot":
         """The same of another number of samples: `sampler.plot(10_000).energies()`."""
@@ -29,10 +30,10 @@ class Plot:
         return "plot.samples(), .energies(), .distances(), .weights(), .free_energy(), .training()"
 
     @property
-    def shown(self) -> sections.Shown:
+    def shown(self) -> Shown:
         """The samples behind the figures."""
         if self._shown is None:
-            shown = sections.Shown.of(self.fitted, None, self.n, self.seed)
+            shown = Shown.of(self.fitted, None, self.n, self.seed)
             if len(shown.even.x) < 2:
                 raise UserError(f"plot: {shown.bad} of {self.n} samples are not finite")
             self._shown = shown
