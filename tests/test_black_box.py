@@ -12,8 +12,8 @@ import demx
 from demx import cli, devices, resolve
 from demx.energy import energies, evaluate, evaluate_columns, pointwise
 from demx.errors import UserError
-from demx.space import normal
-from demx.targets.black_box import black_box
+from demx.space import Euclidean, normal
+from demx.targets.black_box import BlackBox, black_box
 from demx.targets.function import FunctionTarget
 from hosts import CHAINS, SMALL, bowl, bowls
 
@@ -67,6 +67,18 @@ def test_one_host_call_however_it_is_asked(key):
     assert calls(lambda x: jax.lax.map(lambda p: evaluate(target, p[None]), x), x) == 6
     want = jax.vmap(jax.grad(lambda p: -same(p)))(x)
     np.testing.assert_allclose(jax.vmap(jax.grad(target.log_density))(x), want, atol=1e-5)
+
+
+def test_large_batches_are_asked_point_by_point_once(key):
+    """Batches beyond the cache are cut into blocks, whose last one is smaller."""
+    target, plain = black_box(bowls, dim=165, batched=True), FunctionTarget(same, Euclidean(165))
+    for count in (1024, 1000, 397):
+        before, x = target.calls, normal(key, target.space, (count,))
+        found = jax.jit(jax.vmap(jax.value_and_grad(pointwise(target))))(x)
+        want = jax.jit(jax.vmap(jax.value_and_grad(plain.log_density)))(x)
+        for a, b in zip(found, want, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+        assert target.calls - before == count
 
 
 def test_what_demx_counts_is_what_the_function_saw():
@@ -140,6 +152,75 @@ def test_what_a_function_can_get_wrong(function, options, match):
     target = black_box(function, dim=2, **options)
     with pytest.raises((UserError, RuntimeError), match=match):
         jax.block_until_ready(energies(target, jnp.ones((3, 2))))
+
+
+class Unsolved(Exception):
+    pass
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_calculations_that_fail_are_bad_points(batched):
+    """Those that were named; with batches the whole batch. All are counted."""
+
+    def function(x):
+        if np.any(x > 2):
+            raise Unsolved("no convergence")
+        return (bowls if batched else bowl)(x)
+
+    x = jnp.array([[0.0, 1.0], [3.0, 0.0], [1.0, 1.0]])
+    target = black_box(function, dim=2, batched=batched, failures=(Unsolved,))
+    found = evaluate(target, x)
+    assert np.asarray(found.bad).tolist() == ([True] * 3 if batched else [False, True, False])
+    assert (target.calls, target.failed) == ((3, 3) if batched else (3, 1))
+    with pytest.raises(Exception, match=r"Unsolved: no convergence; .*failures=\(Unsolved,\)"):
+        jax.block_until_ready(energies(black_box(function, dim=2, batched=batched), x))
+
+
+def test_a_run_whose_energy_raises_keeps_what_was_done(tmp_path):
+    """Also the loops since its last checkpoint; with the energy mended the run goes on."""
+    whole, allowed = black_box(bowl, dim=2), [10**9]
+
+    def fit(target, where):
+        return demx.fit(
+            target, method="hmc", scale=1.0, settings=CHAINS, directory=tmp_path / where,
+            progress=False, warm_start=np.ones((1, 2)),
+        )  # fmt: skip
+
+    done = fit(whole, "whole")
+
+    def failing(x):
+        allowed[0] -= 1
+        if allowed[0] < 0:
+            raise Unsolved("no convergence")
+        return bowl(x)
+
+    allowed[0] = whole.calls - 1  # in the last loop
+    with pytest.raises(UserError, match="the function raised Unsolved: no convergence; if there"):
+        fit(black_box(failing, dim=2), "parts")
+    lines = (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == done.progress.step - 1 > 0
+    allowed[0] = 10**9
+    again = fit(black_box(failing, dim=2), "parts")
+    np.testing.assert_array_equal(again.sample(5).x, done.sample(5).x)
+
+
+def test_a_known_structure_is_where_an_energy_is_told_from_others():
+    """A calculator may have none for atoms anywhere."""
+
+    def near_three(x):
+        if np.abs(x - 3).max() > 2:
+            raise Unsolved("too far from the structure")
+        return bowl(x - 3)
+
+    class Known(BlackBox):
+        start: jax.Array | None = None
+
+    made = black_box(near_three, dim=2)
+    target = Known(made.space, made.host, jnp.full((1, 2), 3.0))
+    _, about = resolve.resolve(target, method="hmc", scale=1.0, settings=CHAINS)
+    assert len(about["fingerprint"]) == 1 + resolve.FINGERPRINT
+    with pytest.raises(UserError, match="black box: the function raised Unsolved: too far"):
+        resolve.resolve(made, method="hmc", scale=1.0, settings=CHAINS)
 
 
 @pytest.mark.parametrize("difference", [None, 1e-3])
@@ -266,4 +347,7 @@ def test_a_mistake_on_the_host_ends_in_one_line(tmp_path, monkeypatch, capsys):
         cli.main()
     assert stop.value.code == 2
     said = capsys.readouterr().err.splitlines()
-    assert said[-1] == "demx: black box: the function raised IndexError: list index out of range"
+    assert said[-1] == (
+        "demx: black box: the function raised IndexError: list index out of range; if there is no "
+        "energy at some points, return nan there, or say failures=(IndexError,)"
+    )

@@ -15,6 +15,7 @@ from demx.fitted import Fitted
 from demx.report import document, sections
 from demx.report.shown import Cloud, Shown
 from demx.train import Progress
+from untrained import FLAT, untrained
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -22,6 +23,7 @@ BROWSER = next(
 pytestmark = pytest.mark.skipif(
     BROWSER is None, reason="no chromium, chromium-browser or google-chrome on this machine"
 )
+PHONE = 375  # pixels across
 # in a page of a test only: what went wrong, what was loaded, what the canvas holds
 WATCH = """<script>
 const seen = [];
@@ -29,9 +31,19 @@ addEventListener("error", (event) => seen.push(event.message));
 // a headless browser paints when it likes: here frames come by the clock
 window.requestAnimationFrame = (draw) => setTimeout(() => draw(performance.now()), 20);
 addEventListener("load", () => setTimeout(() => {
+  if (!document.querySelector("canvas")) return still();
   const canvas = document.querySelector("canvas"), begun = Number(canvas.dataset.frames);
   setTimeout(() => tell(canvas, Number(canvas.dataset.frames) - begun), 1000);
 }, 1000));
+function still() {
+  document.querySelectorAll("details").forEach((one) => (one.open = true));
+  parent.document.body.dataset.found = JSON.stringify({
+    errors: seen, loaded: performance.getEntriesByType("resource").map((r) => r.name),
+    width: innerWidth, over: document.documentElement.scrollWidth - innerWidth,
+    headings: [...document.querySelectorAll("h2")].map((one) => one.textContent),
+    verdict: document.querySelector(".verdict").getBoundingClientRect().width,
+  });
+}
 function tell(canvas, turned) {
   const slider = document.querySelector("input");
   const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
@@ -40,7 +52,7 @@ function tell(canvas, turned) {
   const before = document.querySelector("output").textContent;
   slider.value = 0;
   slider.dispatchEvent(new Event("input"));
-  document.body.dataset.found = JSON.stringify({
+  parent.document.body.dataset.found = JSON.stringify({
     errors: seen, loaded: performance.getEntriesByType("resource").map((r) => r.name),
     painted: painted / (data.length / 4), turned, before,
     after: document.querySelector("output").textContent,
@@ -77,8 +89,16 @@ def page(tmp_path_factory):
     return path
 
 
-def opened(page, place, *flags):
-    """What the page found of itself; the console must have stayed silent."""
+def opened(page, place, *flags, width=None):
+    """What the page found of itself; the console must have stayed silent.
+
+    width: of a frame that it stands in: a window is never narrower than 500.
+    """
+    if width is not None:
+        frame = f'<iframe width={width} height=780 style="border:0" srcdoc="{{}}"></iframe>'
+        narrow = page.with_name("narrow.html")
+        narrow.write_text(f"<!doctype html>{frame}".format(html.escape(page.read_text())))
+        page, flags = narrow, (*flags, "--window-size=600,900")
     done = subprocess.run(
         [
             BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
@@ -101,6 +121,18 @@ def check(found):
     assert found["after"] == "sample 1 of 40, energy -50"
 
 
+def test_the_whole_page_of_a_run_is_narrow_enough(tmp_path):
+    """Verdict, weights, modes, the table of metrics and the configuration, all of them open."""
+    fitted = untrained("gmm40", FLAT)
+    path = fitted.report(tmp_path / "report.html", 100)
+    path.write_text(path.read_text().replace("<head>", f"<head>{WATCH}"))
+    found = opened(path, tmp_path / "browser", width=PHONE)
+    assert found["errors"] == [] and found["loaded"] == []
+    assert {"Weights", "Modes", "Metrics", "Made by"} <= {*found["headings"]}
+    assert 200 < found["verdict"] <= found["width"] == PHONE
+    assert found["over"] <= 0, "the page is wider than the window"
+
+
 def luminance(colour):
     red, green, blue = map(float, re.findall(r"[\d.]+", colour)[:3])
     return (0.2126 * red + 0.7152 * green + 0.0722 * blue) / 255
@@ -108,7 +140,7 @@ def luminance(colour):
 
 def test_the_view_turns_and_the_page_is_narrow_enough(page, tmp_path):
     light = "--blink-settings=preferredColorScheme=1"
-    found = opened(page, tmp_path, light, "--window-size=400,800")
+    found = opened(page, tmp_path, light, width=PHONE)
     check(found)
     assert found["turned"] > 2 and found["button"] == "stop"
     paper, text = map(luminance, found["colours"])

@@ -166,8 +166,9 @@ def test_a_page_of_samples_that_are_there(monkeypatch, tmp_path):
     monkeypatch.setattr(type(made), "sample", None)
     page = made.report(tmp_path / "page.html", 40, samples=tmp_path / "drawn.npz").read_text()
     assert "The samples are those of drawn.npz." in page and "R-hat" in page
-    assert made.target.points - before == 80 + GRID**2  # the latter for contours
-    assert "80 for the metrics" in page and f"{GRID**2:,} for the figures" in page
+    assert made.target.points - before == 80  # no contours
+    assert "80 for the metrics" in page and ", 0 for the figures" in page
+    assert f"80 samples, without contours, which would take {GRID**2:,} energy calls." in page
     np.savez(tmp_path / "wrong.npz", x=np.zeros((20, 3), np.float32))
     with pytest.raises(demx.UserError, match=r"wrong.npz: expected samples of shape \(n, 2\)"):
         made.report(tmp_path / "page.html", 40, samples=tmp_path / "wrong.npz")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
@@ -157,11 +158,21 @@ def refused(monkeypatch, capsys, *arguments):
         (["fit", "gmm40", "--scale", "-1"], "scale: expected a positive number"),
         (["sample", "nowhere"], "nowhere: not a run directory"),
         (["evaluate", "nowhere"], "nowhere: not a run directory"),
+        (["evaluate", "gmm40.v2"], "gmm40.v2: not a run directory, and not a file of samples"),
+        (["evaluate", "a", "--mcmc", "--mcmc-calls", "10m"], "such as 2e7, got '10m'"),
+        (["evaluate", "a", "--mcmc", "--mcmc-calls", "0"], "--mcmc-calls: expected a number of"),
+        (["evaluate", "a", "--mcmc-calls", "2e6"], "--mcmc-calls: only with --mcmc"),
+        (
+            ["evaluate", "x.npy", "--target", "gmm40", "--repeats", "10"],
+            "--repeats: only for a run",
+        ),
+        (["evaluate", "x.npy", "--correct-steps", "300"], "--correct-steps, --repeats: only for"),
         (["report", "nowhere"], "nowhere: not a run directory"),
     ],
 )
 def test_mistakes_end_in_one_line(arguments, match, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
+    Path("x.npy").touch()
     assert match in refused(monkeypatch, capsys, *arguments)
 
 

@@ -116,10 +116,12 @@ def test_bounds_and_mean_weight_for_any_control(name, space, key):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_scores_shift_a_step_by_so_much_at_most_and_weights_know_it(name, key):
-    """Vectors that would push further are shortened, others are not; still E[w] = Z."""
+def test_long_scores_are_shortened_unless_a_step_is_fine_and_weights_know_it(name, key):
+    """To score_clip/σ, or the length that shifts a step by push_clip; still E[w] = Z."""
     target = gaussian("mean_free", 0.3)
-    settings = {"num_steps": 12, "push_clip": 0.3, "scale": 0.6, "score_start": 0.5}
+    settings = {
+        "num_steps": 12, "score_clip": 0.6, "push_clip": 0.3, "scale": 0.6, "score_start": 0.5,
+    }  # fmt: skip
     rates = {"pis": {"power": 3.0}, "dis": {"beta_max": 8.0}}.get(name, {})
     made = engine(target, METHODS[name][1](**settings, **rates), network(target.space))
     x = made.paths.process.start(key, target.space, 64)
@@ -129,12 +131,12 @@ def test_scores_shift_a_step_by_so_much_at_most_and_weights_know_it(name, key):
     for k in (0, -1):
         kernel = jax.tree.map(lambda a, k=k: a[k], made.paths.process.kernels())
         push = made.paths._push(kernel, lambda t, x, score: score, x, score)
-        free = kernel.push(score)
-        length = jnp.linalg.norm(free, axis=-1, keepdims=True)
-        want = free * jnp.minimum(1.0, 0.3 / length)
+        length = jnp.linalg.norm(score, axis=-1, keepdims=True)
+        most = jnp.maximum(0.6 / 0.6, 0.3 * kernel.spread / kernel.gain)
+        want = kernel.push(score * jnp.minimum(1.0, most / length))
         np.testing.assert_allclose(push, want, rtol=1e-4, atol=1e-6)
-        found.append(float(jnp.mean((length > 0.3).astype(float))))
-    assert found[0] > found[1]  # large steps are bounded more often than fine ones
+        found.append(float(jnp.mean((length > most).astype(float))))
+    assert found[0] > 0.5 and found[1] < found[0]  # fine steps are bounded less often
     path = eqx.filter_jit(made.paths.forward)(key, made.init(key).model, 4000)
     mean, error = mean_and_error(np.exp(np.asarray(path.log_weight) - target.log_z))
     within(mean, 1.0, error)

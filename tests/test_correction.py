@@ -148,7 +148,9 @@ def test_corrected_samples_of_a_run(seed):
     assert swarm.energy_calls == 600 * (levels * 16 + 1) + 64 * (1 + 2 * levels * 16)
     with pytest.raises(UserError, match="correct: expected mala, hmc or smc, got 'gibbs'"):
         fitted.sample(5, correct="gibbs")
-    with pytest.raises(UserError, match="correct_steps: expected at least 1, got 0"):
+    with pytest.raises(
+        UserError, match="correct_steps: expected a whole number of at least 1, got 0"
+    ):
         fitted.sample(5, correct="hmc", correct_steps=0)
     found = fitted.evaluate(50, repeats=2, likelihood="none", correct="smc")
     assert found.metrics["w2"].value > 0

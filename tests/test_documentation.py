@@ -1,7 +1,9 @@
 """What the documents say can be typed: Python runs, commands parse, help fits the screen."""
 
+import ast
 import contextlib
 import functools
+import json
 import re
 import shlex
 from itertools import pairwise
@@ -42,6 +44,41 @@ def test_every_block_has_a_language():
     for document in DOCUMENTS:
         for one in snippets.snippets(document):
             assert one.language in known, f"{document.name}:{one.line}: {one.language!r}"
+
+
+def patterns():
+    """What demx can say of samples: its f-strings, with anything where they have a value."""
+    package = snippets.ROOT / "src" / "demx"
+    names = ("assessment.py", "drawing.py", "fitted.py")
+    for path in (*(package / name for name in names), *(package / "evaluate").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            words = [getattr(part, "value", None) for part in parts]
+            if sum(len(word) for word in words if isinstance(word, str)) > 12:
+                yield "".join(re.escape(w) if isinstance(w, str) else ".+" for w in words)
+
+
+def printed_sentences():
+    """In the `text` blocks of the documents and in the outputs of the notebook."""
+    for document in DOCUMENTS:
+        for one in snippets.snippets(document):
+            if one.language == "text":
+                yield from ((document.name, line) for line in one.code.splitlines())
+    notebook = snippets.ROOT / "examples" / "tutorial.ipynb"
+    for cell in json.loads(notebook.read_text())["cells"]:
+        for output in cell.get("outputs", []):
+            lines = output.get("text", output.get("data", {}).get("text/plain", []))
+            yield from ((notebook.name, line) for line in lines)
+
+
+def test_sentences_in_printed_output_are_still_said():
+    """Numbers are those of some run; the words around them are the code's of today."""
+    said = re.compile("|".join(f"(?:{one})" for one in {*patterns()}))
+    found = [(name, line.strip()) for name, line in printed_sentences()]
+    sentences = [(name, line) for name, line in found if re.fullmatch(r"[A-Z].* .*\.", line)]
+    assert {name for name, _ in sentences} >= {"first-energy.md", "verdict.md", "tutorial.ipynb"}
+    for name, line in sentences:
+        assert said.fullmatch(line), f"{name}: {line}"
 
 
 def commands():

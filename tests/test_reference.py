@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 
 from cases import TARGETS, asymmetric
-from demx import assessment, cli
+from demx import assessment, cli, ruler
+from demx.beginning import points
 from demx.config import build_target
 from demx.energy import evaluate, pointwise
 from demx.errors import UserError
@@ -181,9 +183,52 @@ def test_files_that_cannot_be_trusted(tmp_path):
     np.savez(tmp_path / "c.npz", validation=np.array([{}], object), test=x, provenance=about)
     with pytest.raises(UserError, match="not a reference file"):
         reference.load(tmp_path / "c.npz")
+    assert (ruler.ruler(str(tmp_path / "a.npz")).test == again.test).all()
     (tmp_path / "d.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:100])
     with pytest.raises(UserError, match="not a reference file"):
         reference.load(tmp_path / "d.npz")
+
+
+def test_a_file_that_could_not_be_written_leaves_nothing(tmp_path, monkeypatch):
+    def full(path, **arrays):
+        path.write_bytes(b"half of it")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(np, "savez_compressed", full)
+    x = np.zeros((10, 2), np.float32)
+    with pytest.raises(OSError, match="no space"):
+        reference.Reference(x, x, {}).save(tmp_path / "a.npz")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_place_of_a_reference_is_looked_at_first(tmp_path, monkeypatch):
+    """And the sets are kept before their floors are begun."""
+    (tmp_path / "file").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(reference, "make", lambda *a, **o: pytest.fail("made the sets"))
+        with pytest.raises(UserError, match="expected the name of an npz file, found a directory"):
+            ruler.reference("gmm40", n=100, output=tmp_path)
+        with pytest.raises(UserError, match=r"nothing can be written to .*file"):
+            ruler.reference("gmm40", n=100, output=tmp_path / "file" / "x.npz")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ruler, "floors", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ruler.reference("gmm40", n=2000, output=tmp_path / "new" / "x.npz")
+    assert reference.load(tmp_path / "new" / "x.npz").test.shape == (2000, 2)
+    assert len(list((tmp_path / "new").iterdir())) == 1
+
+
+def test_files_are_named_as_text_too(tmp_path):
+    made, path = ruler.reference("gmm40", n=100, output=tmp_path / "x.npz")
+    found = assessment.assess("gmm40", made.test, n=50, reference=str(path))
+    assert found.metrics["w2"].value == 0  # judged by itself
+    target = build_target("dw4", {})
+    for given in ("x.npz", Path("x.npz")):
+        with pytest.raises(UserError, match=r"got the name of a file, 'x.npz'; read it with demx"):
+            points(given, target, "warm start")
 
 
 def test_the_command_makes_a_reference_and_evaluate_finds_it(tmp_path, monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """The report: what it says and shows, from samples with a known law; plots; small tables."""
 
+import dataclasses
 import functools
 import re
 import shlex
@@ -15,6 +16,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 import demx
+from cases import asymmetric
 from demx import cli, config, resolve
 from demx.budget import Budget
 from demx.drawing import Drawing
@@ -25,9 +27,12 @@ from demx.progress import ProgressLine
 from demx.report import document, figures, html, sections, tables
 from demx.report.plots import Plot
 from demx.report.shown import Shown
-from demx.space import MeanFree
+from demx.space import Euclidean, MeanFree
+from demx.targets.black_box import black_box
+from demx.targets.function import FunctionTarget
 from demx.train import Progress
 from demx.types import Samples
+from hosts import bowls
 
 TINY = {
     "draws": {"num_samples": 4},
@@ -227,6 +232,55 @@ def test_drawing_needs_no_display():
     assert not re.search(r"^(import|from) .*pyplot", code, re.M)
 
 
+def test_a_black_box_in_the_plane_has_no_contours():
+    """Of a slow one they would take hours: it is asked for the energies of the samples alone."""
+    asked = black_box(bowls, dim=2, batched=True)
+    settings = {**TINY, "network": {"width": 4, "depth": 1, "embedding": 4}}
+    built, full = resolve.resolve(asked, scale=1.0, settings=settings)
+    made = config.build_method("idem", built, full)
+    method = made._replace(sample=lambda key, state, n: Samples(jax.random.normal(key, (n, 2))))
+    fitted = Fitted(built, method, None, full, Progress())
+    before = built.points
+    axes = fitted.plot(50).samples(Figure().add_subplot())
+    page = sections.samples(fitted.plot.shown)
+    assert built.points - before == 50 + 2000 and figures.contour_calls(built) == 0
+    assert len(axes.collections) == 1  # the samples
+    assert "2000 samples, without contours, which would take 40,000 energy calls." in page
+
+
+def limits(target, x):
+    axes = figures.plane(Figure().add_subplot(), target, np.asarray(x))
+    return axes, np.array([axes.get_xlim(), axes.get_ylim()])
+
+
+def test_the_plane_is_where_the_samples_are(rng):
+    """Quantiles of a normal at 1/2000 are ±3.3, and beyond them is a margin of 15 % in all."""
+    space = Euclidean(2)
+    hill = FunctionTarget(lambda x: 0.5 * jnp.sum((x - jnp.array([100.0, 0.0])) ** 2), space)
+    x = rng.normal([100, 0], 1.0, size=(4000, 2))
+    axes, found = limits(hill, x)
+    np.testing.assert_allclose(found.mean(axis=1), [100, 0], atol=0.5)
+    np.testing.assert_allclose(np.diff(found)[:, 0], 1.15 * 2 * 3.29, rtol=0.15)
+    assert axes.get_aspect() == 1
+    narrow = FunctionTarget(lambda x: 0.5 * jnp.sum((x * jnp.array([0.01, 1.0])) ** 2), space)
+    axes, found = limits(narrow, (x - [100, 0]) * [100, 1])
+    assert axes.get_aspect() == "auto" and 80 < np.diff(found[0])[0] / np.diff(found[1])[0] < 125
+    # all modes are seen, also those without samples
+    mixture = asymmetric()
+    _, found = limits(mixture, np.asarray(mixture.modes)[:1] + 0.1 * rng.normal(size=(100, 2)))
+    low, high = np.asarray(mixture.modes).min(axis=0), np.asarray(mixture.modes).max(axis=0)
+    assert (found[:, 0] < low).all() and (found[:, 1] > high).all()
+    assert np.isfinite(limits(hill, np.full((9, 2), 3.0))[1]).all()
+
+
+def test_weights_that_are_all_0_are_told_in_words(plane):
+    fitted = Fitted(plane.target, plane.method, None, plane.config, plane.progress)
+    zero = lambda key, state, n: Samples(jnp.zeros((n, 2)), jnp.full(n, -jnp.inf), jnp.zeros(n))  # noqa: E731
+    fitted.method = fitted.method._replace(sample_weighted=zero)
+    with pytest.raises(UserError, match="weights above 0, but all of 20 samples have the weight 0"):
+        fitted.plot(20).weights()
+
+
 def test_small_tables(plane):
     """What a notebook shows: a line a fact, and the same as HTML."""
     text = repr(plane)
@@ -337,6 +391,14 @@ def test_the_paper_has_a_column_where_it_has_numbers(plane):
     "about, progress, wanted",
     [
         ({"target": "gmm40"}, Progress(step=2), "demx fit gmm40 --method idem --seed 0"),
+        (  # by the recipe, where there is a preset, and where there is none
+            {"target": "gmm40", "probe": {"spread": 1.0}}, Progress(step=2),
+            "demx fit gmm40 --method idem --seed 0 --recipe",
+        ),
+        (
+            {"target": "double_well", "probe": {"spread": 1.0}}, Progress(step=2),
+            "demx fit double_well --method idem --seed 0",
+        ),
         (
             {"target": "mix:posterior", "source": "/some/mix.py:posterior", "fingerprint": []},
             Progress(step=1, seconds=179.6),
@@ -365,3 +427,30 @@ def test_the_command_of_a_page_can_be_typed(about, progress, wanted, plane, monk
         monkeypatch.setitem(cli.COMMANDS, "fit", nothing)
         cli.call(shlex.split(wanted)[1:])
         assert called[0][0] == wanted.split()[2]
+
+
+def test_the_foot_of_a_page_tells_of_points_that_were_given():
+    def foot(target, warm_start):
+        built, full = resolve.resolve(target, method="hmc", warm_start=warm_start, scale=1.0)
+        method = config.build_method("hmc", built, full)
+        return html._made_by(Fitted(built, method, None, full, Progress()))
+
+    hill = FunctionTarget(lambda x: 0.5 * jnp.sum(x**2), Euclidean(2))
+    given = "points to begin from that were given (3 of them: --warm-start FILE)"
+    assert given in foot(hill, np.zeros((3, 2)))
+    assert "points to begin" not in foot("gmm40", None)
+
+
+def test_the_foot_of_a_page_is_silent_of_points_that_the_target_knows():
+    @dataclasses.dataclass(frozen=True)
+    class Known:
+        space = Euclidean(2)
+        start = np.zeros((1, 2))
+
+        def log_density(self, x):
+            return -0.5 * jnp.sum(x**2)
+
+    built, full = resolve.resolve(Known(), method="hmc", scale=1.0)
+    method = config.build_method("hmc", built, full)
+    assert "warm_start" in full
+    assert "points" not in html._made_by(Fitted(built, method, None, full, Progress()))

@@ -34,10 +34,12 @@ def __dir__() -> list[str]:
     return [*_LAZY, "__version__"]
 
 
-def __getattr__(name: str):
-    """Import on first use, so that `demx --help` does not wait for JAX."""
-    if name in _LAZY:
-        import importlib
+if not TYPE_CHECKING:  # to a type checker it would mean that every name exists
 
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'demx' has no attribute {name!r}")
+    def __getattr__(name: str):
+        """Import on first use, so that `demx --help` does not wait for JAX."""
+        if name in _LAZY:
+            import importlib
+
+            return getattr(importlib.import_module(_LAZY[name]), name)
+        raise AttributeError(f"module 'demx' has no attribute {name!r}")

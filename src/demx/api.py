@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import equinox as eqx
 import jax
@@ -29,6 +29,7 @@ from demx.targets.black_box import BlackBox
 from demx.train import Progress, train
 from demx.types import Method, Target
 from demx.watch import Stopping
+from demx.whole import check_seed
 
 HARMLESS = 1e-3  # share of energies that are not finite
 
@@ -39,7 +40,7 @@ def fit(
     target: str | Target | Callable[[Array], Array],
     *,
     method: str = "idem",
-    seed: int = 0,
+    seed: SupportsIndex = 0,
     budget: str | None = None,
     directory: str | Path | None = None,
     dim: int | None = None,
@@ -67,7 +68,7 @@ def fit(
     with a budget in time, by which the clock has a say).
     settings: sections that change the preset, e.g. {"draws": {"num_samples": 512}}.
     """
-    begun, limit = time.perf_counter(), parse_budget(budget)
+    begun, limit, seed = time.perf_counter(), parse_budget(budget), check_seed(seed)
     store = None if directory is None else Store(directory)
     before = store.config() if store and store.config_file.exists() else None
     built, config = resolve(
@@ -139,7 +140,7 @@ def fit(
             stacklevel=2,
         )
     fitted.state, fitted.progress, fitted.ended = trained.kept, trained.progress, trained.ended
-    fitted.directory = store and store.directory
+    fitted.directory = None if store is None else store.directory
     fitted.history = store.history() if store else line.history
     return fitted
 

@@ -3,7 +3,7 @@
 import html
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from demx.resolve import open_target, reference_key
 from demx.ruler import WORKERS, ruler, target_settings
 from demx.samples import Stored, fitting
 from demx.types import Samples, Target
+from demx.whole import check_seed, whole
 
 
 class Density(NamedTuple):
@@ -131,16 +132,16 @@ def assess(
     target: str | Target | Callable[[Array], Array],
     samples: Stored | ArrayLike,
     *,
-    n: int = 1000,
-    seed: int = 1,
+    n: SupportsIndex = 1000,
+    seed: SupportsIndex = 1,
     dim: int | None = None,
     particles: tuple[int, int] | None = None,
     species: tuple[int, ...] | None = None,
     settings: Sequence[str] = (),
     likelihood: str = "auto",
-    likelihood_n: int = 1000,
+    likelihood_n: SupportsIndex = 1000,
     mcmc_calls: int = 0,
-    reference: Reference | Path | None = None,
+    reference: Reference | str | Path | None = None,
 ) -> Assessment:
     """Metrics, floors and a verdict for samples from anywhere: arrays or `demx.samples.read`.
 
@@ -172,17 +173,17 @@ def assess_stored(
     stored: Stored,
     *,
     reference: Reference | None,
-    n: int = 1000,
-    seed: int = 1,
+    n: SupportsIndex = 1000,
+    seed: SupportsIndex = 1,
     likelihood: str = "auto",
-    likelihood_n: int = 1000,
+    likelihood_n: SupportsIndex = 1000,
     mcmc_calls: int = 0,
     sampling_calls: int = 0,
     energies: np.ndarray | None = None,
 ) -> Assessment:
     """`assess` for a target and samples of its shape. sampling_calls: what drawing them took,
     and their energies, if they are known."""
-    check_sizes(n, likelihood_n)
+    (n, likelihood_n), seed = check_sizes(n, likelihood_n), check_seed(seed)
     if likelihood not in ("auto", "flow", "none"):
         raise UserError(
             "likelihood: native needs a run; of samples alone only 'flow', 'auto' (weights that "
@@ -221,12 +222,9 @@ def drawn_by_weight(n: int, worth: float) -> str:
     )
 
 
-def check_sizes(n: int, likelihood_n: int) -> None:
-    """Refuse what no standard error could be given for."""
-    if n < 10:
-        raise UserError(f"n: expected blocks of at least 10 samples, got {n}")
-    if likelihood_n < densities.FEWEST:
-        raise UserError(f"likelihood_n: expected at least {densities.FEWEST}, got {likelihood_n}")
+def check_sizes(n: SupportsIndex, likelihood_n: SupportsIndex) -> tuple[int, int]:
+    """Refuse what no standard error could be given for: blocks of n, likelihood_n weights."""
+    return whole("n", n, 10), whole("likelihood_n", likelihood_n, densities.FEWEST)
 
 
 def flow_density(target: Target, x: np.ndarray, n: int, seed: int) -> Density:

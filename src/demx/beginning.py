@@ -1,6 +1,7 @@
 """Points to begin from: a user's (`warm_start`), or those that a target knows (`target.start`)."""
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -41,8 +42,13 @@ def known(target: Target) -> np.ndarray | None:
     return None if start is None else points(start, target, "target.start")
 
 
-def points(given: ArrayLike, target: Target, name: str) -> np.ndarray:
+def points(given: ArrayLike | str | Path, target: Target, name: str) -> np.ndarray:
     """The points as (n, *shape) in single precision, or an error that calls them by name."""
+    if isinstance(given, str | Path):
+        raise UserError(
+            f"{name}: expected an array of points, got the name of a file, '{given}'; read it with "
+            f"demx.samples.read(Path('{given}')).x, or give it to the command as --warm-start"
+        )
     x = fitting(Stored(np.asarray(given, np.float32)), target.space.shape, name).x
     if not np.isfinite(x).all():
         raise UserError(f"{name}: expected finite numbers, found some that are not")

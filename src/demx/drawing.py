@@ -9,14 +9,22 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from demx import correction, stream
-from demx.assessment import Density
+from demx.assessment import Density, flow_density
 from demx.errors import UserError
 from demx.evaluate.weights import effective_share
 from demx.methods import METHODS
 from demx.methods.annealing import Annealing
 from demx.types import Method, Samples, Target
+from demx.whole import whole
 
 NO_DENSITY = "this sampler has no density and no weights (chains, or a pinned score)"
+CHEAP_DOF = 16  # up to here the density of a thousand samples takes seconds
+TOO_DEAR = (
+    "The sampler's own density, and with it ESS, k̂, log Z and NLL, is left out: in {} dimensions "
+    "it can take hours. `demx evaluate RUN --likelihood native --likelihood-n 200`, or "
+    "evaluate(likelihood='native', likelihood_n=200), computes it."
+)
+LIKELIHOODS = ("auto", "native", "flow", "none")
 # far from the small numbers that training folds into the same seed: the streams never meet
 DOMAINS = {"sample": 0x5A5A5A5A, "evaluate": 0x3C3C3C3C, "correct": 0x66666666,
            "block": 0x11111111, "backward": 0x22222222}  # fmt: skip
@@ -35,6 +43,13 @@ class How(NamedTuple):
     correct: str | None = None
     correct_steps: int = 300
 
+    @classmethod
+    def checked(cls, weights: bool, correct: str | None, correct_steps: Any) -> "How":
+        """As a user asks for it."""
+        if correct not in (None, "smc", *correction.LEAPFROG):
+            raise UserError(f"correct: expected mala, hmc or smc, got {correct!r}")
+        return cls(bool(weights), correct, whole("correct_steps", correct_steps, 1))
+
 
 class Drawing(NamedTuple):
     """What samples are drawn with: a method of that name, and its state."""
@@ -47,7 +62,7 @@ class Drawing(NamedTuple):
     def calls(self, n: int, how: How) -> int | None:
         """Energy calls that n samples will take, if that can be said before."""
         known = how.correct in (None, *correction.LEAPFROG)  # others: told by `block`
-        if not known or self.method.sample_calls is None or not isinstance(n, int):
+        if not known or self.method.sample_calls is None:
             return None
         moves = 0
         if how.correct:
@@ -68,9 +83,7 @@ class Drawing(NamedTuple):
 
     def blocks(self, key: PRNGKeyArray, n: int, how: How) -> Iterator[Samples]:
         """n samples in independent blocks, if what the method draws twice is independent."""
-        if not isinstance(n, int | np.integer) or n < 1:
-            raise UserError(f"n: expected a whole number of at least 1, got {n}")
-        sizes = self._sizes(int(n))
+        sizes = self._sizes(n)
         # the first block has the key itself: a few samples are the first of many
         keys = (jax.random.fold_in(key, DOMAINS["block"] + i) if i else key
                 for i in range(len(sizes)))  # fmt: skip
@@ -79,10 +92,6 @@ class Drawing(NamedTuple):
 
     def block(self, key: PRNGKeyArray, n: int, how: How) -> Samples:
         """n samples of one call."""
-        if how.correct not in (None, "smc", *correction.LEAPFROG):
-            raise UserError(f"correct: expected mala, hmc or smc, got {how.correct!r}")
-        if how.correct_steps < 1:
-            raise UserError(f"correct_steps: expected at least 1, got {how.correct_steps}")
         if how.correct == "smc":
             if self.method.anneal is None:
                 raise UserError("correct: this method has no learned path for 'smc'")
@@ -116,6 +125,21 @@ class Drawing(NamedTuple):
             parts.append(plain)
             worth += n * effective_share(log_weight, swarm.island)
         return stream.merged(list(stream.numbered(parts))), worth
+
+    def weighed(
+        self, likelihood: str, n: int, seed: int, x: np.ndarray
+    ) -> tuple[Density | None, tuple[str, ...]]:
+        """The density that a likelihood names, of samples x, and what is to be said without it."""
+        if likelihood == "auto":
+            known = self.method.weighted or self.method.sample_weighted is not None
+            # a density by a flow takes hours in many dimensions; weights alone are there anyway
+            dof = self.target.space.dof
+            if known and not (dof <= CHEAP_DOF or self.method.log_prob is None):
+                return None, (TOO_DEAR.format(dof),)
+            likelihood = "native" if known else "none"
+        if likelihood == "flow":
+            return flow_density(self.target, x, n, seed), ()
+        return (self.density(n, seed) if likelihood == "native" else None), ()
 
     def density(self, n: int, seed: int) -> Density:
         """What the method's own weights, at n of its samples, and its density say."""

@@ -100,17 +100,21 @@ BLOCK = 1 << 15  # floats of a block that stays in the second-level cache with i
 def evaluate_blocks(target: Target, xs: Float[Array, "N ..."]) -> Evaluation:
     """`evaluate` in blocks of about BLOCK floats: many large systems would leave the cache.
 
-    The points are spread evenly; what the last block lacks is filled with the last point.
+    The points are spread evenly; the last block is what is left, so that none is asked twice.
     """
     count, size = xs.shape[0], max(1, xs[0].size)
     blocks = -(-count * size // BLOCK)
     if blocks <= 1:
         return evaluate(target, xs)
     rows = -(-count // blocks)
-    index = jnp.minimum(jnp.arange(blocks * rows), count - 1)
-    split = xs[index].reshape(blocks, rows, *xs.shape[1:])
+    whole = count // rows * rows
+    split = xs[:whole].reshape(-1, rows, *xs.shape[1:])
     found = jax.lax.map(lambda block: evaluate(target, block), split)
-    return jax.tree.map(lambda a: a.reshape(blocks * rows, *a.shape[2:])[:count], found)
+    found = jax.tree.map(lambda a: a.reshape(whole, *a.shape[2:]), found)
+    if whole == count:
+        return found
+    rest = evaluate(target, xs[whole:])
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), found, rest)
 
 
 def energies(target: Target, xs: Float[Array, "N ..."]) -> Float[Array, " N"]:

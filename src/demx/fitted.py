@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,11 +16,10 @@ from demx.assessment import (
     assess_target,
     check_sizes,
     drawn_by_weight,
-    flow_density,
     ruler,
 )
 from demx.display import html_table, text_table
-from demx.drawing import NO_DENSITY, Drawing, How, stream_key
+from demx.drawing import LIKELIHOODS, NO_DENSITY, Drawing, How, stream_key
 from demx.errors import UserError
 from demx.evaluate import reference as references
 from demx.evaluate.evidence import LogZ, log_z
@@ -31,18 +30,12 @@ from demx.resolve import reference_key, rows
 from demx.targets.black_box import BlackBox
 from demx.train import Progress
 from demx.types import Method, Samples, Target
+from demx.whole import check_seed, whole
 
 if TYPE_CHECKING:
     from demx.outputs.drawn import Written
     from demx.report.plots import Plot
     from demx.report.sections import Coordinate
-
-CHEAP_DOF = 16  # up to here the density of a thousand samples takes seconds
-TOO_DEAR = (
-    "The sampler's own density, and with it ESS, k̂, log Z and NLL, is left out: in {} dimensions "
-    "it can take hours. `demx evaluate RUN --likelihood native --likelihood-n 200`, or "
-    "evaluate(likelihood='native', likelihood_n=200), computes it."
-)
 
 
 class Fitted:
@@ -111,7 +104,8 @@ class Fitted:
         of its samples to show, instead of drawing some."""
         from demx.report.html import write_fitted
 
-        return write_fitted(self, Path(path), n, coordinate, samples and Path(samples))
+        file = None if samples is None else Path(samples)
+        return write_fitted(self, Path(path), n, coordinate, file)
 
     def calls_of(self, n: int) -> int | None:
         """Energy calls that n samples will take; None: that cannot be said before."""
@@ -119,12 +113,12 @@ class Fitted:
 
     def sample(
         self,
-        n: int,
+        n: SupportsIndex,
         *,
-        seed: int = 0,
+        seed: SupportsIndex = 0,
         weights: bool = False,
         correct: str | None = None,
-        correct_steps: int = 300,
+        correct_steps: SupportsIndex = 300,
     ) -> Samples:
         """n samples. What they are depends on the method:
 
@@ -142,41 +136,52 @@ class Fitted:
         valid); 'smc' anneals weighted particles along the learned noise levels, which repairs
         mode weights too: use its `log_weight`.
         """
-        how = How(weights, correct, correct_steps)
+        n, how = whole("n", n, 1), How.checked(weights, correct, correct_steps)
+        key = stream_key(check_seed(seed), "sample")
         with watched(self.target, "samples", self._drawing.calls(n, how)):
-            return self._drawing.draw(stream_key(seed, "sample"), n, how)
+            return self._drawing.draw(key, n, how)
 
     def stream(
         self,
-        n: int,
+        n: SupportsIndex,
         *,
-        chunk: int = 4096,
-        seed: int = 0,
+        chunk: SupportsIndex = 4096,
+        seed: SupportsIndex = 0,
         weights: bool = False,
         correct: str | None = None,
-        correct_steps: int = 300,
+        correct_steps: SupportsIndex = 300,
     ) -> Iterator[Samples]:
         """The samples of `sample`, at most `chunk` at a time: any number in bounded memory.
 
         (Of chains and nested sampling all are drawn first: one sample follows from another.)
         """
-        if not isinstance(chunk, int | np.integer) or chunk < 1:
-            raise UserError(f"chunk: expected a whole number of at least 1, got {chunk}")
-        how = How(weights, correct, correct_steps)
-        blocks = self._drawing.blocks(stream_key(seed, "sample"), n, how)
-        return stream.chunks(blocks, int(chunk))
+        n, size = whole("n", n, 1), whole("chunk", chunk, 1)
+        how = How.checked(weights, correct, correct_steps)
+        blocks = self._drawing.blocks(stream_key(check_seed(seed), "sample"), n, how)
+        return stream.chunks(blocks, size)
 
-    def sample_to(self, path: str | Path, n: int, *, seed: int = 0, **how: Any) -> "Written":
+    def sample_to(
+        self,
+        path: str | Path,
+        n: SupportsIndex,
+        *,
+        chunk: SupportsIndex = 4096,
+        seed: SupportsIndex = 0,
+        weights: bool = False,
+        correct: str | None = None,
+        correct_steps: SupportsIndex = 300,
+    ) -> "Written":
         """`stream` into a file: .npz, .extxyz, .nc or .csv, with energies and provenance.
 
-        how: chunk, weights, correct and correct_steps as in `stream`. A csv is a summary.
+        What is not said here is as in `stream`. A csv is a summary.
         """
         from demx.outputs.drawn import draw
 
-        order = How(**{name: how[name] for name in How._fields if name in how})
-        calls = self._drawing.calls(n, order)
+        n, seed, size = whole("n", n, 1), check_seed(seed), whole("chunk", chunk, 1)
+        how = How.checked(weights, correct, correct_steps)
+        calls = self._drawing.calls(n, how)
         with watched(self.target, "samples", None if calls is None else calls + n):
-            return draw(self, Path(path), n, seed=seed, **how)
+            return draw(self, Path(path), n, how, seed=seed, chunk=size)
 
     def provenance(self) -> dict[str, Any]:
         """Where samples of this sampler come from."""
@@ -200,7 +205,7 @@ class Fitted:
             raise UserError(f"x: expected shape {rows(self.target)}, got {x.shape}")
         return self.method.log_prob(self.state, x)
 
-    def log_z(self, n: int = 1000, *, seed: int = 0) -> LogZ:
+    def log_z(self, n: SupportsIndex = 1000, *, seed: SupportsIndex = 0) -> LogZ:
         """log Z ≈ log mean exp(-E(x_i))/q(x_i), x_i ~ q; or what else the method knows it by."""
         weights = self.method.sample_weighted is not None
         drawn = self.sample(n, seed=seed, weights=weights)
@@ -210,17 +215,17 @@ class Fitted:
 
     def evaluate(
         self,
-        n: int = 1000,
+        n: SupportsIndex = 1000,
         *,
-        repeats: int | None = None,
-        seed: int = 1,
+        repeats: SupportsIndex | None = None,
+        seed: SupportsIndex = 1,
         likelihood: str = "auto",
-        likelihood_n: int = 1000,
+        likelihood_n: SupportsIndex = 1000,
         mcmc_calls: int = 0,
         mcmc_at_most: int = 0,
-        reference: Reference | Path | None = None,
+        reference: Reference | str | Path | None = None,
         correct: str | None = None,
-        correct_steps: int = 300,
+        correct_steps: SupportsIndex = 300,
     ) -> Assessment:
         """Metrics of n·repeats fresh samples, with standard errors, floors and a verdict.
 
@@ -232,37 +237,27 @@ class Fitted:
         as training and these samples took, or that many if they took more. reference: sets of
         your own, or their file. correct: as in `sample`; samples with weights are resampled.
         """
-        check_sizes(n, likelihood_n)
-        how = How(False, correct, correct_steps)
-        if repeats is None:
-            dear = isinstance(self.target, BlackBox) and self._drawing.calls(n, how) != 0
-            repeats = 1 if dear else 10
+        n, likelihood_n = check_sizes(n, likelihood_n)
+        if likelihood not in LIKELIHOODS:
+            wanted = ", ".join(LIKELIHOODS)
+            raise UserError(f"likelihood: expected one of {wanted}, got {likelihood!r}")
+        seed, how = check_seed(seed), How.checked(False, correct, correct_steps)
+        dear = isinstance(self.target, BlackBox) and self._drawing.calls(n, how) != 0
+        usual = 1 if dear else 10
+        repeats = usual if repeats is None else whole("repeats", repeats, 1)
+        truth = ruler(reference)  # a file that is not there is told of before anything is drawn
         calls = self._drawing.calls(n * repeats, how)
         if calls is not None:
             calls += n * repeats + self._mcmc_calls(mcmc_calls, mcmc_at_most, calls)
         with watched(self.target, "evaluate", calls):
             key = stream_key(seed, "evaluate")
             drawn, worth = self._drawing.unweighted(key, n, repeats, how)
-            space, left_out = self.target.space, ()
-            if likelihood == "auto":
-                known = self.method.weighted or self.method.sample_weighted is not None
-                # a density by a flow takes hours in many dimensions; weights alone are there anyway
-                cheap = space.dof <= CHEAP_DOF or self.method.log_prob is None
-                likelihood = "native" if known and cheap else "none"
-                left_out = (TOO_DEAR.format(space.dof),) if known and not cheap else ()
-            density = None
-            if likelihood == "native":
-                density = self._drawing.density(likelihood_n, seed)
-            elif likelihood == "flow":
-                density = flow_density(self.target, np.asarray(drawn.x), likelihood_n, seed)
-            elif likelihood != "none":
-                raise UserError(
-                    f"likelihood: expected auto, native, flow or none, got {likelihood!r}"
-                )
+            x = np.asarray(drawn.x)
+            density, left_out = self._drawing.weighed(likelihood, likelihood_n, seed, x)
             judged = assess_target(
                 self.target,
-                np.asarray(drawn.x),
-                reference=ruler(reference) or self.reference(),
+                x,
+                reference=truth or self.reference(),
                 n=n,
                 density=density,
                 mcmc_calls=self._mcmc_calls(mcmc_calls, mcmc_at_most, drawn.energy_calls),
@@ -287,7 +282,7 @@ class Fitted:
                 yield "Not one outer loop was done: the sampler is untrained."
         elif p.step < self.method.outer_steps and self.ended != "converged":
             how = {"budget": "ended by its budget", "interrupted": "was interrupted"}
-            yield f"Training {how.get(self.ended, 'had not ended')}, after {done}."
+            yield f"Training {how.get(self.ended or '', 'had not ended')}, after {done}."
         if not p.watch.good:
             yield (
                 f"The state of outer loop {p.kept} was kept, not that of the last, {p.step}: "

@@ -15,6 +15,7 @@ from demx import source as sources
 from demx.beginning import beginning, check_energies, identity, width
 from demx.budget import Budget
 from demx.errors import UserError
+from demx.interruption import Inside, Stoppable
 from demx.measurement import as_kept, in_time, kept, measure, seconds_per_call
 from demx.pace import watched
 from demx.recipe import FEWER_CHAINS, SLACK, SMALLER, affordable, fewer_chains, smaller
@@ -22,7 +23,7 @@ from demx.recipe import settings as settings_for
 from demx.source import Source
 from demx.space import normal, space_of
 from demx.targets.black_box import BlackBox
-from demx.targets.first_look import first_look, warn_of_rounding
+from demx.targets.first_look import first_look, near, warn_of_rounding
 from demx.targets.function import CHECKED, FunctionTarget, check_energy, check_shape
 from demx.types import Target
 
@@ -279,8 +280,10 @@ def opening_calls(config: Mapping[str, Any], target: Target) -> int:
 
 def _fingerprint(target: Target, scale: float) -> list[str]:
     """Shape and log-densities at fixed points: tells one energy from another of that name."""
-    points = scale * normal(jax.random.key(8), target.space, (FINGERPRINT,))
-    values = jax.jit(jax.vmap(target.log_density))(points)
+    points = near(target, scale, normal(jax.random.key(8), target.space, (FINGERPRINT,)))
+    energy = target if isinstance(target, Stoppable) else Inside()
+    with energy.stopping(lambda: False):  # what a black box raises is told as what it is
+        values = np.asarray(jax.jit(jax.vmap(target.log_density))(points))
     return [str(target.space.shape), *(f"{float(value):.4g}" for value in values)]
 
 

@@ -1,8 +1,9 @@
 """Reference sets as a user asks for them: made, kept, or found in a file."""
 
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 from jaxtyping import Array, ArrayLike
@@ -17,13 +18,15 @@ from demx.evaluate.reference import Reference
 from demx.pace import watched
 from demx.resolve import open_target, reference_key
 from demx.types import Target
+from demx.whole import check_seed
 
 WORKERS = 2  # processes for aligned distances
 
 
-def ruler(reference: Reference | Path | None) -> Reference | None:
+def ruler(reference: Reference | str | Path | None) -> Reference | None:
     """The sets themselves, where a file is named."""
-    return references.load(reference) if isinstance(reference, Path) else reference
+    named = isinstance(reference, str | Path)
+    return references.load(Path(reference)) if named else reference
 
 
 def reference(
@@ -31,7 +34,7 @@ def reference(
     *,
     n: int = references.SIZE,
     output: str | Path | None = None,
-    seed: int = 0,
+    seed: SupportsIndex = 0,
     dim: int | None = None,
     particles: tuple[int, int] | None = None,
     species: tuple[int, ...] | None = None,
@@ -47,7 +50,7 @@ def reference(
     temperature; without any, those of `target.start`, if it has that. equilibrium: `scale`,
     `num_chains` and the other sizes of `demx.evaluate.equilibrium.Equilibrium`.
     """
-    about = target_settings(settings)
+    seed, about = check_seed(seed), target_settings(settings)
     try:
         sizes = Equilibrium(**equilibrium)
     except (TypeError, ValueError) as error:
@@ -56,19 +59,41 @@ def reference(
         target, about, dim=dim, particles=particles, species=species, scale=sizes.scale
     )
     built = opened.target
-    start = _start(built, warm_start, sizes.num_chains)
-    with watched(built, "reference", 2 * least_calls(n, sizes), least=True):
-        made = references.make(built, seed=seed, n=n, settings=sizes, report=report, start=start)
-    for size in (1000, 2000):
-        if n >= 2 * size:
-            report(f"floors at n = {size}")
-            made = made.with_floors(size, floors(built, made, size, WORKERS))
     path = Path(output) if output else None
     if path is None and isinstance(target, str):
         path = references.cache_file(*reference_key(opened.head(about)))
     if path is not None:
+        _check_writable(path)
+    start = _start(built, warm_start, sizes.num_chains)
+    with watched(built, "reference", 2 * least_calls(n, sizes), least=True):
+        made = references.make(built, seed=seed, n=n, settings=sizes, report=report, start=start)
+    if path is not None:
+        made.save(path)  # floors take their time too, and can be done without
+    for size in (1000, 2000):
+        if n >= 2 * size:
+            report(f"floors at n = {size}")
+            made = made.with_floors(size, floors(built, made, size, WORKERS))
+    if path is not None:
         made.save(path)
     return made, path
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse, before hours are spent on them, a place where the sets could not be kept."""
+    if path.is_dir():
+        raise UserError(
+            f"{path}: expected the name of an npz file, found a directory; name a file in it, "
+            f"such as {path / 'reference.npz'}"
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{path}: expected a place for a file, but nothing can be written to {path.parent} "
+            f"({error.strerror}); name another"
+        ) from error
 
 
 def _start(target: Target, warm_start: ArrayLike | None, num_chains: int) -> np.ndarray | None:

@@ -157,7 +157,7 @@ def train(
                     with energy.stopping(clock.over):
                         key = jax.random.fold_in(key_step, progress.step)
                         state, told = _step(method, key, state, progress.step)
-                except Diverged:
+                except (Diverged, UserError):  # of the energy: what is there is not lost
                     save()
                     raise
                 except GivenUp:
@@ -190,6 +190,9 @@ def train(
                     with energy.stopping(stop):
                         key = jax.random.fold_in(key_evaluate, progress.step)
                         values, calls = evaluate(key, state)
+                except UserError:
+                    save()
+                    raise
                 except GivenUp:
                     given_up = progress.given_up_calls + energy.points - begun
                     progress, why = replace(progress, given_up_calls=given_up), "interrupted"

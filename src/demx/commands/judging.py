@@ -1,5 +1,6 @@
 """Commands that say how good samples are: evaluate, compare, reference."""
 
+import math
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -23,10 +24,10 @@ def evaluate(
     likelihood: Literal["auto", "native", "flow", "none"] = "auto",
     likelihood_n: int = 1000,
     mcmc: bool = False,
-    mcmc_calls: str = "2e7",
+    mcmc_calls: Annotated[str | None, optional("CALLS", "2e7")] = None,
     reference: Annotated[str | None, optional("FILE")] = None,
     correct: Literal["none", "mala", "hmc", "smc"] = "none",
-    correct_steps: int = 300,
+    correct_steps: Annotated[int | None, optional("INT", "300")] = None,
     dim: Dim = None,
     shape: Shape = None,
     symmetry: Symmetry = "none",
@@ -65,7 +66,6 @@ def evaluate(
         json: print JSON instead of a table.
     """
     from demx import api, assessment, samples
-    from demx.budget import parse_budget
     from demx.report import tables
     from demx.resolve import opening_calls
 
@@ -74,9 +74,15 @@ def evaluate(
             "expected -n of at least 10 and --repeats of at least 1, "
             f"got {n} and {10 if repeats is None else repeats}"
         )
-    calls = int(parse_budget(f"{mcmc_calls}calls").energy_calls) if mcmc else 0
+    if mcmc_calls is not None and not mcmc:
+        raise UserError("--mcmc-calls: only with --mcmc, which adds the column that they are for")
+    calls = _energy_calls("2e7" if mcmc_calls is None else mcmc_calls) if mcmc else 0
     ruler = None if reference is None else Path(reference)
-    if Path(what).is_dir() or not Path(what).suffix:
+    if not Path(what).exists():
+        raise UserError(
+            f"{what}: not a run directory, and not a file of samples: there is nothing of that name"
+        )
+    if Path(what).is_dir():
         where = space_of(dim, shape, symmetry, species)
         if target is not None or set or where:
             raise UserError(
@@ -86,7 +92,8 @@ def evaluate(
         found = fitted.evaluate(
             n, repeats=repeats, seed=seed, likelihood=likelihood, likelihood_n=likelihood_n,
             mcmc_at_most=calls, reference=ruler,
-            correct=None if correct == "none" else correct, correct_steps=correct_steps,
+            correct=None if correct == "none" else correct,
+            correct_steps=300 if correct_steps is None else correct_steps,
         )  # fmt: skip
         if calls and found.mcmc is None:
             print("mcmc: no energy calls were spent, so there is no column", file=sys.stderr)
@@ -94,8 +101,11 @@ def evaluate(
         found = found._replace(samples=found.samples._replace(energy_calls=opening))
         about = tables.About.of_run(fitted)
     else:
-        if correct != "none":
-            raise UserError("--correct: only for a run")
+        if correct != "none" or correct_steps is not None or repeats is not None:
+            raise UserError(
+                "--correct, --correct-steps, --repeats: only for a run; a file is judged as it is, "
+                "in as many blocks of -n as it has"
+            )
         if target is None:
             raise UserError(f"{what}: name the target of these samples with --target")
         found = assessment.assess(
@@ -105,6 +115,18 @@ def evaluate(
         )  # fmt: skip
         about = tables.About(target, Path(what).name)
     print(tables.as_json(about, found)) if json else tables.show(about, found)
+
+
+def _energy_calls(text: str) -> int:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 1 <= number < math.inf:
+        raise UserError(
+            f"--mcmc-calls: expected a number of energy calls such as 2e7, got {text!r}"
+        )
+    return int(number)
 
 
 def compare(

@@ -101,6 +101,8 @@ def fit(
         print(
             f"{unasked:,} calls were at points that are not finite: the function did not see them"
         )
+    if failed := getattr(fitted.target, "failed", 0):
+        print(f"{failed:,} calls failed: the function raised what it was said to raise")
     if (each := getattr(fitted.target, "calls_per_point", 1)) > 1:
         print(f"an energy call is {each} calls of the function, for finite differences")
     if (said := cost(fitted.target, fitted.calls_of(1000) or 0)) and fitted.calls_of(1000):

@@ -1,7 +1,7 @@
 """Numbers of a configuration by name: coordinates, distances, dihedrals, radius of gyration, …"""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ Named = Callable[[np.ndarray], Mapping[str, np.ndarray]]  # see `demx.types.Targ
 
 ANYWHERE: dict[str, Observable] = {
     "energy": lambda x, energy: energy,
-    "norm": lambda x, energy: np.linalg.norm(_flat(x), axis=1),
+    "norm": lambda x, energy: np.linalg.norm(_flat(x).astype(float), axis=1),
 }
 OF_PARTICLES: dict[str, Observable] = {
     "radius_of_gyration": lambda x, energy: _radius(x),
@@ -27,7 +27,7 @@ OF_PARTICLES: dict[str, Observable] = {
 
 
 def _flat(x: np.ndarray) -> np.ndarray:
-    return x.reshape(len(x), -1).astype(float)
+    return x.reshape(len(x), -1)
 
 
 def _in_three(space: Space) -> bool:
@@ -53,15 +53,17 @@ def dihedral(x: np.ndarray, i: int, j: int, k: int, l: int) -> np.ndarray:  # no
     return np.degrees(np.arctan2(along, np.sum(one * other, axis=1)))
 
 
-def entries(sites: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Every number of named arrays (n, …) as (n,): mean, or shift[0], shift[1], matrix[0,1]."""
-    found = {}
+def _columns(sites: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     for site, values in sites.items():
-        values = np.asarray(values, float)
+        values = np.asarray(values)
         for place in np.ndindex(values.shape[1:]):
             at = f"[{','.join(map(str, place))}]" if place else ""
-            found[site + at] = values[:, *place]
-    return found
+            yield site + at, values[:, *place]
+
+
+def entries(sites: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every number of named arrays (n, …) as (n,): mean, or shift[0], shift[1], matrix[0,1]."""
+    return {name: column.astype(float) for name, column in _columns(sites)}
 
 
 def entry_names(space: Space, named: Named | None) -> list[str]:
@@ -75,13 +77,14 @@ def observable(name: str, space: Space, named: Named | None = None) -> Observabl
     dihedral:0,1,2,3. Of a target that names its numbers those, which come first."""
     own = entry_names(space, named)
     if name in own:
-        return lambda x, energy: entries(named(x))[name]
+        return lambda x, energy: dict(_columns(named(x)))[name].astype(float)
     known = ANYWHERE | (OF_PARTICLES if isinstance(space, MeanFree) else {})
     if name in known:
         return known[name]
     size = int(np.prod(space.shape))
     if (found := re.fullmatch(r"x(\d+)", name)) and int(found[1]) < size:
-        return lambda x, energy: _flat(x)[:, int(found[1])]
+        # one column is cast, not all of them once for each
+        return lambda x, energy: _flat(x)[:, int(found[1])].astype(float)
     if isinstance(space, MeanFree) and (found := re.fullmatch(r"distance:(\d+),(\d+)", name)):
         first, second = int(found[1]), int(found[2])
         if first != second and max(first, second) < space.num_particles:

@@ -61,13 +61,16 @@ class Reference:
         about = {**self.provenance, "sha256": self.checksum()}
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{os.getpid()}.npz")
-        np.savez_compressed(
-            partial,
-            validation=self.validation,
-            test=self.test,
-            provenance=np.array(json.dumps(about)),
-        )
-        os.replace(partial, path)
+        try:
+            np.savez_compressed(
+                partial,
+                validation=self.validation,
+                test=self.test,
+                provenance=np.array(json.dumps(about)),
+            )
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
 
     def with_energies(self, target: Target) -> "Reference":
         """Remember the energies of the first samples: they tell one target from another."""

@@ -56,7 +56,8 @@ def sentences(found: Evaluation) -> list[str]:
         said.append(
             "There is no reference for this target, so "
             f"{alone if 'rhat' in found.metrics else 'how close the samples are cannot be said'}; "
-            "`demx reference TARGET`, with the options of the fit, makes one."
+            "`demx reference TARGET` makes one, or in Python `demx.reference(…)`, with the options "
+            "of the fit."
         )
     elif unsure:
         told = ", ".join(f"{name} {known[name].value:.4g} (floor {known[name].floor:.4g})"

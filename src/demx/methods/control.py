@@ -53,7 +53,7 @@ class Control(eqx.Module):
         key_network, key_gate = jax.random.split(key)
         s, space = self.settings, self.paths.target.space
         gate = Gate(key_gate, s.score_start)
-        return Guided(self.network(key_network), gate, space, s.scale, s.score_clip, s.detach_score)
+        return Guided(self.network(key_network), gate, space, s.scale, s.detach_score)
 
     def init(self, key: PRNGKeyArray) -> State:
         model = self.model(key)
@@ -155,7 +155,7 @@ class Control(eqx.Module):
 
 def engine(target: Target, settings: Settings, network: Network) -> Control:
     """What `pis`, `dds` and `dis` are made from; its `paths.backward` gives the EUBO."""
-    paths = Paths(target, settings.process(), settings.push_clip)
+    paths = Paths(target, settings.process(), settings.score_clip, settings.push_clip)
     return Control(paths, settings, network)
 
 

@@ -1,6 +1,6 @@
 """The control of a diffusion, a network guided by the score of the target, and its losses.
 
-    f_θ(t, x) = (F_θ(t, x/σ) + a_θ(t) · clip(σ ∇log p̃(x)))/σ,      t in [0, 1], σ the reference's
+    f_θ(t, x) = F_θ(t, x/σ)/σ + a_θ(t) · clip(∇log p̃(x)),      t in [0, 1], σ the reference's
 
 With F = 0 at the start (the last layers of the networks are zero) an untrained control only follows
 a_θ(t) = `start` times the score (PIS, arXiv 2111.15141; DDS, arXiv 2302.13834). Losses are
@@ -41,17 +41,15 @@ class Gate(eqx.Module):
 class Guided(eqx.Module):
     """f(t, x, ∇log p̃(x)) for one x; the score comes from outside, where energies are counted.
 
-    score_clip: the longest a vector of σ·score (last axis) may be: a first step moves x by about
-    σ² f, and the score of a narrow mode would throw it out of all proportion. detach_score: no
-    derivative of the score is taken, so no second derivatives of the energy, whose products along
-    a path overflow where modes are much narrower than σ; gradients of the KL are then biased.
+    detach_score: no derivative of the score is taken, so no second derivatives of the energy, whose
+    products along a path overflow where modes are much narrower than σ; gradients of the KL are
+    then biased.
     """
 
     network: Callable[[Array, Array], Array]
     gate: Gate
     space: Space
     scale: float
-    score_clip: float
     detach_score: bool
 
     @property
@@ -64,8 +62,8 @@ class Guided(eqx.Module):
     ) -> Float[Array, "..."]:
         if self.detach_score:
             score = jax.lax.stop_gradient(score)
-        guide = self.gate(t) * limit(self.scale * score, self.score_clip)
-        return self.space.project(self.network(t, x / self.scale) + guide) / self.scale
+        guided = self.network(t, x / self.scale) / self.scale + self.gate(t) * score
+        return self.space.project(guided)
 
 
 def limit(vectors: Float[Array, "..."], bound: Float[ArrayLike, ""]) -> Float[Array, "..."]:
@@ -77,7 +75,7 @@ def limit(vectors: Float[Array, "..."], bound: Float[ArrayLike, ""]) -> Float[Ar
     over = squared > (bound / largest) ** 2
     # the root is only taken where the vector is long
     length = largest * jnp.sqrt(jnp.where(over, squared, 1.0))
-    return jnp.where(over, vectors * (bound / length), vectors)
+    return jnp.where(over, vectors * (jnp.where(over, bound, 1.0) / length), vectors)
 
 
 class KL(eqx.Module):

@@ -36,17 +36,21 @@ class Path(NamedTuple):
 class Paths(eqx.Module):
     """The two ways along a process: each is one scan, and n·(K + 1) energy calls for n paths.
 
-    push_clip: the control is given scores whose vectors (last axis) would shift the normal of a
-    step by so much at most. Where steps are fine that is no bound at all.
+    The control is given scores whose vectors (last axis) are at most score_clip/σ long, or so long
+    as shifts the normal of a step by push_clip, if that is longer: a first step moves x by about
+    σ² f, and the score of a narrow mode would throw it out of all proportion; fine steps can have
+    it whole, and need it where particles are close to each other.
     """
 
     target: Target
     process: Process
-    push_clip: float = math.inf
+    score_clip: float = math.inf
+    push_clip: float = 0.0
 
     def _push(self, kernel: Kernels, drive: Drive, x: Array, score: Array) -> Array:
         """δ of each of n points."""
-        score = limit(score, self.push_clip * kernel.spread / kernel.gain)
+        fine = self.push_clip * kernel.spread / kernel.gain
+        score = limit(score, jnp.maximum(self.score_clip / self.process.scale, fine))
         return kernel.push(jax.vmap(drive, (None, 0, 0))(kernel.time, x, score))
 
     def forward(

@@ -13,7 +13,6 @@ So E_forward[log w] ≤ log Z ≤ E_backward[log w], ELBO and EUBO; they meet fo
 in the limit of small steps f = ∇log(p_t/reference_t) in all three (arXiv 2307.01198).
 """
 
-import math
 from abc import abstractmethod
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -192,8 +191,8 @@ class Settings(eqx.Module):
     outer_steps, inner_steps: a run is so many steps of so many updates. num_steps: K of a path.
     loss: 'kl', 'log_variance' or 'log_huber'. schedule, optimiser: as of the matching methods.
     scale: σ of the reference, about the size of the target. score_clip: longest vector of σ∇log p̃
-    in the control; push_clip: longest shift that such a vector may give a step, in units of the
-    step's noise: it bounds large steps and leaves fine ones free. score_start: a(t) at first.
+    in the control; push_clip: longer ones are let through if they shift a step by no more than so
+    many of its own widths, as the fine steps at the end are. score_start: a(t) at first.
     detach_score: no second derivatives of the energy, at the price of a biased gradient of the KL
     (the others need none either way). remat: memory O(K·d) a path, for a second forward pass.
     """
@@ -210,7 +209,7 @@ class Settings(eqx.Module):
     loss: str = "kl"
     scale: float = 1.0
     score_clip: float = 100.0
-    push_clip: float = math.inf
+    push_clip: float = 0.0
     score_start: float = 0.0
     detach_score: bool = True
     remat: bool = False
@@ -218,7 +217,9 @@ class Settings(eqx.Module):
     def __check_init__(self) -> None:
         if self.num_steps < 1:
             raise ValueError(f"num_steps: expected at least 1, got {self.num_steps}")
-        _positive(scale=self.scale, score_clip=self.score_clip, push_clip=self.push_clip)
+        _positive(scale=self.scale, score_clip=self.score_clip)
+        if not self.push_clip >= 0:
+            raise ValueError(f"push_clip: expected at least 0, got {self.push_clip}")
         if self.loss not in LOSSES:
             raise ValueError(f"loss: expected {', '.join(LOSSES)}, got {self.loss!r}")
         if LOSSES[self.loss].whole and self.batch_size < 2:

@@ -9,6 +9,7 @@ import numpy as np
 from demx import outputs
 from demx.correction import LEAPFROG
 from demx.display import html_table, text_table, with_error
+from demx.drawing import How
 from demx.errors import UserError
 from demx.evaluate.evaluation import Energies
 from demx.fitted import Fitted, LogZ, log_z
@@ -59,7 +60,9 @@ class _Drawing:
     def __init__(self, fitted: Fitted):
         self.energies = Energies(fitted.target)
         self.energy_calls = self.bad = self.bad_calls = self.without_density = 0
-        self.moved, self.weights, self.islands = [], [], []
+        self.moved: list[tuple[float, int]] = []  # acceptance, samples
+        self.weights: list[np.ndarray] = []
+        self.islands: list[np.ndarray] = []
         self.known: tuple[float, float] | None = None
 
     def columns(self, chunks: Iterator[Samples]) -> Iterator[outputs.Columns]:
@@ -98,19 +101,19 @@ class _Drawing:
                              log_z=self.known))  # fmt: skip
 
 
-def draw(fitted: Fitted, path: Path, n: int, *, seed: int = 0, **how: Any) -> Written:
-    """n samples into a file, at most `how['chunk']` of them in memory (see `Fitted.stream`)."""
+def draw(fitted: Fitted, path: Path, n: int, how: How, *, seed: int, chunk: int) -> Written:
+    """n samples into a file, at most `chunk` of them in memory (see `Fitted.stream`)."""
     outputs.check(path, fitted.target)
     seen = _Drawing(fitted)
-    chunks = seen.columns(fitted.stream(n, seed=seed, **how))
+    chunks = seen.columns(fitted.stream(n, chunk=chunk, seed=seed, **how._asdict()))
 
     def provenance() -> dict[str, Any]:
-        told = {k: v for k, v in how.items() if k != "chunk" and v}
-        if how.get("correct") not in LEAPFROG:
-            told.pop("correct_steps", None)
+        told = {k: v for k, v in how._asdict().items() if v}
+        if how.correct not in LEAPFROG:
+            told.pop("correct_steps")
         return {
             **fitted.provenance(),
-            "n": int(n),
+            "n": n,
             "sampling_seed": seed,
             **told,
             "sampling_energy_calls": seen.energy_calls,
@@ -126,5 +129,5 @@ def draw(fitted: Fitted, path: Path, n: int, *, seed: int = 0, **how: Any) -> Wr
         evidence, doubt = seen.log_z(n), ""
     except UserError as error:  # the samples are there all the same
         evidence, doubt = None, str(error)
-    return Written(path, int(n), seen.bad, seen.energy_calls, seen.bad_calls, acceptance, evidence,
+    return Written(path, n, seen.bad, seen.energy_calls, seen.bad_calls, acceptance, evidence,
                    doubt, told)  # fmt: skip

@@ -38,7 +38,7 @@ def write(
     always = [f"{name}={getattr(target, name):.9g}" for name in ("angstrom", "temperature")
               if hasattr(target, name)]  # fmt: skip
     with path.open("w+", encoding="utf-8", newline="\n") as file:
-        place, first = None, True
+        place, first = 0, True
         for columns in chunks:
             told = _told(columns, target)
             for row in range(len(columns["x"])):

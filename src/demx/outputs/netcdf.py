@@ -43,7 +43,10 @@ def write(
     with h5netcdf.File(path, "w") as file:
         if "log_weight" in first:
             log_weight = _in_turn(file, chunks, n, target, WEIGHTED)
-            told = _resample(file, log_weight, provenance()["sampling_seed"])
+            if np.isfinite(log_weight).any():
+                told = _resample(file, log_weight, provenance()["sampling_seed"])
+            else:  # no reason to lose what was drawn
+                told = f"no posterior, for all weights are zero: see {WEIGHTED}posterior"
         elif "island" in first:
             with Spool(path) as spool:
                 for columns in chunks:
@@ -108,7 +111,9 @@ def _placed(columns: Columns, target: Target) -> dict[Place, tuple[np.ndarray, t
     """Where each column belongs, with the names of its axes but the first."""
     x = columns["x"]
     own = ("particle", "axis") if isinstance(target.space, MeanFree) else ("coordinate",)
-    found = {("sample_stats", k): (v, ()) for k, v in columns.items() if k != "x"}
+    found: dict[Place, tuple[np.ndarray, tuple[str, ...]]] = {
+        ("sample_stats", k): (v, ()) for k, v in columns.items() if k != "x"
+    }
     if not hasattr(target, "named"):
         return found | {("posterior", "x"): (x, own)}
     found["unconstrained_posterior", "x"] = x, own

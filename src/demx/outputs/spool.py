@@ -1,8 +1,9 @@
-"""Columns of unknown length, kept on disk until they can be written in one piece each."""
+"""Columns kept on disk until they can be written, or read, in one piece each."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -14,14 +15,14 @@ class Spool:
 
     def __init__(self, beside: Path):
         self._place = tempfile.TemporaryDirectory(dir=beside.parent, prefix=".spool")
-        self._files: dict[str, object] = {}
+        self._files: dict[str, BinaryIO] = {}
         self._kinds: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
         self.rows = 0
 
     def __enter__(self) -> "Spool":
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         for file in self._files.values():
             file.close()
         self._place.cleanup()
@@ -55,3 +56,32 @@ class Spool:
         dtype, shape = self.shape(name)
         self._files[name].flush()
         return np.memmap(self._files[name], dtype, "r", shape=shape)
+
+
+class Turned:
+    """Rows come in, some at a time; columns go out, each of which stands in one piece on disk.
+
+    So every byte is read once, however many columns there are.
+    """
+
+    def __init__(self, beside: Path, rows: int):
+        self._file = tempfile.TemporaryFile(dir=beside.parent)  # noqa: SIM115
+        self._rows, self._begun = rows, 0
+
+    def __enter__(self) -> "Turned":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+
+    def add(self, columns: Sequence[np.ndarray]) -> None:
+        """The next rows, (some,) of every column."""
+        for i, column in enumerate(columns):
+            self._file.seek(8 * (i * self._rows + self._begun))
+            self._file.write(np.ascontiguousarray(column, np.float64).tobytes())
+        self._begun += len(columns[0])
+
+    def column(self, i: int) -> np.ndarray:
+        """(rows,)"""
+        self._file.seek(8 * i * self._rows)
+        return np.frombuffer(self._file.read(8 * self._rows), np.float64)

@@ -13,7 +13,7 @@ from demx.evaluate import weights
 from demx.evaluate.observables import measured
 from demx.evaluate.summary import PROBABILITIES, summarise
 from demx.outputs import Columns
-from demx.outputs.spool import Spool
+from demx.outputs.spool import Turned
 from demx.types import Target
 
 HEADER = ["quantity", "n", "bad"]
@@ -29,16 +29,15 @@ def write(
     provenance: Callable[[], dict[str, Any]],
 ) -> None:
     named, names = getattr(target, "named", None), []
-    with Spool(path) as spool:
+    kept: dict[str, list[np.ndarray]] = {"log_weight": [], "island": []}
+    with Turned(path, n) as turned:
         for columns in chunks:
             values = measured(columns["x"], columns["energy"], target.space, named)
-            names, found = [*values], [*values.values()]
-            known = {k: columns[k] for k in ("log_weight", "island") if k in columns}
-            spool.add({"found": np.stack(found, axis=1).astype(float), **known})
-        log_weight, island = (
-            np.asarray(spool.read(k)) if k in spool.names else None
-            for k in ("log_weight", "island")
-        )
+            names = [*values]
+            turned.add([*values.values()])
+            for name, parts in kept.items():
+                parts += [columns[name]] if name in columns else []
+        log_weight, island = (np.concatenate(p) if p else None for p in kept.values())
         about = provenance() | _of_weights(log_weight, island)
         with path.open("w", encoding="utf-8", newline="") as file:
             for name, value in about.items():
@@ -46,9 +45,8 @@ def write(
                 file.write(f"# {name}: {' '.join(text.splitlines())}\n")
             lines = csv.writer(file)
             lines.writerow(HEADER)
-            found = spool.read("found")
             for i, name in enumerate(names):
-                lines.writerow(_line(name, np.array(found[:, i]), log_weight, island))
+                lines.writerow(_line(name, turned.column(i), log_weight, island))
 
 
 def _line(name: str, values: np.ndarray, log_weight, island) -> list[str]:

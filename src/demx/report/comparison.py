@@ -18,7 +18,7 @@ from demx.display import html_table, with_error
 from demx.errors import UserError
 from demx.evaluate import reference, verdict
 from demx.evaluate.evaluation import batched_energies
-from demx.pace import short
+from demx.pace import short, watched
 from demx.report import document, figures
 from demx.report.sections import DEFINITIONS
 from demx.resolve import Opened, open_target, reference_key
@@ -138,17 +138,20 @@ def write(target: str, rows: Sequence[Row], path: Path, **space: Any) -> Path:
             parts.append(f"<p>{html.escape(f'{name}: no figure, {error}')}</p>")
             continue
         x = x[np.isfinite(x).reshape(len(x), -1).all(axis=1)]
-        energies = batched_energies(built, x)
+        with watched(built, f"figure of {name}", len(x)):
+            energies = batched_energies(built, x)
         x, energies = x[np.isfinite(energies)], energies[np.isfinite(energies)]
         if len(x) == 0:
             continue
+        words = f"{name}: {len(x)} samples"
         if built.space.shape == (2,):
             plot = figures.svg(lambda axes, x=x: figures.plane(axes, built, x), 6, 6)
+            words += "" if figures.contour_calls(built) else ", without contours"
         else:
             plot = figures.svg(
                 lambda axes, e=energies: figures.histogram(axes, "energy", e, of_reference)
             )
-        parts.append(document.figure(plot, f"{name}: {len(x)} samples"))
+        parts.append(document.figure(plot, words))
     command = f"demx compare {target} --methods {','.join(row.method for row in rows)}"
     parts.append(f"</div><p>demx {demx.__version__}: {html.escape(command)}</p>")
     page = document.document(f"methods on {target}", parts)

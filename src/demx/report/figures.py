@@ -15,6 +15,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from demx.evaluate.evaluation import batched_energies
 from demx.evaluate.profile import Profile
 from demx.report.document import COLOURS, SIZES
+from demx.targets.black_box import BlackBox
 from demx.types import Target
 
 BLUE, ORANGE, GREY = "#4a86d8", "#e08126", "#8a8f98"
@@ -62,21 +63,39 @@ def _ink(axes: Axes) -> Any:
     return axes.xaxis.label.get_color()
 
 
+def contour_calls(target: Target) -> int:
+    """Energy calls that the contours in a plane take; 0: there are none.
+
+    A black box has none: of a slow one they could take hours, for lines behind the samples.
+    """
+    drawn = target.space.shape == (2,) and not isinstance(target, BlackBox)
+    return GRID**2 if drawn else 0
+
+
 def plane(axes: Axes, target: Target, x: np.ndarray) -> Axes:
-    """Samples (n, 2) over the contours of the log-density: GRID² energy calls."""
-    reach = 1.1 * max(1e-9, float(np.quantile(np.abs(x), 0.999)))
-    if hasattr(target, "modes"):
-        reach = max(reach, 1.15 * float(np.abs(target.modes).max()))
-    side = np.linspace(-reach, reach, GRID)
-    grid = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2).astype(np.float32)
-    log_density = -batched_energies(target, grid).reshape(GRID, GRID)
-    levels = np.nanmax(log_density) - np.array([30, 20, 12, 8, 5, 3, 1.5, 0.5])
-    shades = [matplotlib.colors.to_rgba(BLUE, 0.25 + 0.75 * i / 7) for i in range(8)]
-    axes.contour(side, side, log_density, levels=levels, colors=shades, linewidths=0.7)
+    """Samples (n, 2), over the contours of the log-density where these are drawn."""
+    modes = np.asarray(getattr(target, "modes", np.empty((0, 2))), float)
+    across, up = (span(x[:, i], modes[:, i]) for i in (0, 1))
+    if contour_calls(target):
+        sides = [np.linspace(*ends, GRID) for ends in (across, up)]
+        grid = np.stack(np.meshgrid(*sides), axis=-1).reshape(-1, 2).astype(np.float32)
+        log_density = -batched_energies(target, grid).reshape(GRID, GRID)
+        levels = np.nanmax(log_density) - np.array([30, 20, 12, 8, 5, 3, 1.5, 0.5])
+        shades = [matplotlib.colors.to_rgba(BLUE, 0.25 + 0.75 * i / 7) for i in range(8)]
+        axes.contour(*sides, log_density, levels=levels, colors=shades, linewidths=0.7)
     axes.scatter(*x.T, s=3, color=ORANGE, alpha=0.5, linewidths=0, rasterized=True)
-    axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
-    axes.set(xlabel="$x_0$", ylabel="$x_1$")
+    axes.set(xlim=across, ylim=up, xlabel="$x_0$", ylabel="$x_1$")
+    if 1 / 3 <= (up[1] - up[0]) / (across[1] - across[0]) <= 3:
+        axes.set_aspect("equal")  # of a plane longer than that a strip would be left
     return axes
+
+
+def span(values: np.ndarray, known: np.ndarray) -> tuple[float, float]:
+    """Where all but a thousandth of the values are, and all of the known places, with a margin."""
+    ends = np.concatenate([np.quantile(values, [0.0005, 0.9995]), known])
+    low, high = float(ends.min()), float(ends.max())
+    margin = 0.075 * (high - low) or 1e-3 * max(1.0, abs(low))  # one value has a range too
+    return low - margin, high + margin
 
 
 def scatter(axes: Axes, columns: dict[str, np.ndarray]) -> Axes:

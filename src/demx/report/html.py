@@ -10,6 +10,7 @@ import numpy as np
 import demx
 from demx import api, config
 from demx.assessment import assess_stored, on_space
+from demx.beginning import beginning, identity
 from demx.errors import UserError
 from demx.evaluate.evaluation import batched_energies
 from demx.methods import METHODS
@@ -110,19 +111,28 @@ def _page(shown: Shown, coordinate: Coordinate | None) -> str:
 
 def _costs(shown: Shown) -> str:
     fitted, p = shown.fitted, shown.fitted.progress
-    plane = figures.GRID**2 if fitted.target.space.shape == (2,) else 0
     file = f" The samples are those of {shown.file}." if shown.file else ""
     return (
         f"{p.step} of {fitted.method.outer_steps} outer loops in {p.seconds:.0f} s.{file} "
         f"Energy calls: {p.energy_calls:,} for training, {p.evaluation_calls:,} for watching it, "
         f"{shown.found.samples.energy_calls:,} for the metrics, "
-        f"{shown.energy_calls + plane:,} for the figures."
+        f"{shown.energy_calls + figures.contour_calls(fitted.target):,} for the figures."
     )
 
 
 def _made_by(fitted: api.Fitted) -> str:
     how = command(fitted) or "demx.fit, in Python, of an energy that has no file of its own"
-    return f"demx {demx.__version__}: {how}, with the configuration above; demx report."
+    began = _given_points(fitted)
+    return f"demx {demx.__version__}: {how}{began}, with the configuration above; demx report."
+
+
+def _given_points(fitted: api.Fitted) -> str:
+    """Words about points that a user gave to begin from: of their file only a checksum is known."""
+    begun = fitted.config.get("warm_start")
+    own = beginning(fitted.config["method"], fitted.target, None)  # what is taken without any
+    if begun is None or (own is not None and identity(own) == begun):
+        return ""
+    return f", and points to begin from that were given ({begun[0][0]} of them: --warm-start FILE)"
 
 
 def command(fitted: api.Fitted) -> str:
@@ -134,6 +144,8 @@ def command(fitted: api.Fitted) -> str:
     if "source" in about:
         name = f"{Path(about['source'].rpartition(':')[0]).name}:{name.rpartition(':')[2]}"
     words = ["demx", "fit", name, "--method", about["method"], "--seed", str(about["seed"])]
+    if "probe" in about and "source" not in about and config.preset(about["method"], name):
+        words.append("--recipe")  # else the preset would be taken, and nothing probed
     joined = lambda numbers: ",".join(map(str, numbers))  # noqa: E731
     if "particles" in about:
         words += ["--shape", joined(about["particles"]), "--symmetry", "particles"]

@@ -40,7 +40,8 @@ class Plot:
         return self._shown
 
     def samples(self, ax: Axes | None = None) -> Axes:
-        """The plane with contours, the configuration of lowest energy, or two coordinates."""
+        """The plane with contours (of a black box without), the configuration of lowest energy, or
+        two coordinates."""
         target, even = self.fitted.target, self.shown.even
         if target.space.shape == (2,):
             return figures.plane(ax or figures.new_axes(6, 6), target, even.x)
@@ -69,7 +70,14 @@ class Plot:
     def weights(self, ax: Axes | None = None) -> Axes:
         """Importance weights: of a perfect sampler all are on the dashed line."""
         drawn = self.fitted.sample(self.n, seed=self.seed, weights=True)
-        return figures.weights(ax or figures.new_axes(), np.asarray(drawn.log_weight))
+        log_weight = np.asarray(drawn.log_weight)
+        if not np.isfinite(log_weight).any():
+            raise UserError(
+                f"plot.weights: expected weights above 0, but all of {self.n} samples have the "
+                "weight 0: the sampler is not where the target is; train it longer, or take a "
+                "larger scale"
+            )
+        return figures.weights(ax or figures.new_axes(), log_weight)
 
     def free_energy(
         self, coordinate: sections.Coordinate | None = None, ax: Axes | None = None

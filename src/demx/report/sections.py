@@ -24,7 +24,10 @@ def samples(shown: Shown) -> str:
     if target.space.shape == (2,):
         drawn = figures.svg(lambda axes: figures.plane(axes, target, even.x), 6, 6)
         where = ", in unconstrained coordinates" if hasattr(target, "named") else ""
-        words = f"{len(even.x)} samples over contours of the target{where}."
+        over = " over contours of the target"
+        if not figures.contour_calls(target):
+            over = f", without contours, which would take {figures.GRID**2:,} energy calls"
+        words = f"{len(even.x)} samples{over}{where}."
         return document.section("Samples", document.figure(drawn, words))
     if isinstance(target.space, MeanFree) and target.space.dim <= 3:
         words = (

@@ -8,6 +8,7 @@ from demx.assessment import Assessment
 from demx.correction import equal_weights
 from demx.evaluate.evaluation import batched_energies, finite_rows
 from demx.fitted import Fitted
+from demx.pace import watched
 from demx.samples import Stored
 
 
@@ -42,7 +43,8 @@ class Shown(NamedTuple):
         drawn = fitted.sample(n, seed=seed)
         kept = (None if a is None else np.asarray(a) for a in (drawn.log_weight, drawn.island))
         stored = Stored(np.asarray(drawn.x), *kept)
-        energies = batched_energies(fitted.target, stored.x)
+        with watched(fitted.target, "figures", n):
+            energies = batched_energies(fitted.target, stored.x)
         shown = cls.of_samples(fitted, found, stored, energies, seed)
         return shown._replace(energy_calls=drawn.energy_calls + n)
 
@@ -67,5 +69,6 @@ class Shown(NamedTuple):
         # energies of the reference are the ruler, and not counted
         reference = None
         if sets is not None:
-            reference = Cloud(sets.test, batched_energies(fitted.target, sets.test))
+            with watched(fitted.target, "energies of the reference", len(sets.test)):
+                reference = Cloud(sets.test, batched_energies(fitted.target, sets.test))
         return cls(fitted, found, cloud, even, reference, int((~good).sum()), 0)

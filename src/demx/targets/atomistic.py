@@ -78,9 +78,11 @@ def from_atoms(
     fixed bonds needs more of them). One energy call is one of the calculator,
     for energy and forces. Chains begin at the positions of the atoms, unless those are all one;
     `zero` is the energy there in whole thousands of kT, since total energies of millions of kT
-    would leave no digits for differences in single precision.
+    would leave no digits for differences in single precision. A calculation that fails (ASE's
+    CalculationFailed, such as one that does not converge) is a bad point, and counted as `failed`.
     """
     try:
+        from ase.calculators.calculator import CalculationFailed
         from ase.units import kB
     except ImportError as error:
         raise UserError("from_atoms needs ASE; pip install '.[ase]' in demx's directory") from error
@@ -117,7 +119,7 @@ def from_atoms(
     if species is None:
         species = tuple(int(number) for number in atoms.numbers)
     space = MeanFree(len(atoms), 3, species if len(set(species)) > 1 else None)
-    host = Host(energy, space.shape, False, None)
+    host = Host(energy, space.shape, False, None, failures=(CalculationFailed,))
     start = None
     if np.ptp(kept.positions, axis=0).any():  # atoms without positions are all at the origin
         start = space.project(jnp.asarray(kept.positions[None] / length, float))

@@ -30,6 +30,7 @@ class Host:
     would leave no digits for differences in single precision.
     `calls`: at how many points, the shifted ones of finite differences too. `unasked`: of them
     those that are not finite: they are bad, and the function, which might raise, is not asked.
+    `failed`: those where it raised one of `failures`; they are bad too, with their whole batch.
     `seconds`: how long it has taken over the others, and `first` over the first call, which may
     load or compile something, with its number of points. `over`: asked before each call; True:
     give up.
@@ -44,10 +45,12 @@ class Host:
         batched: bool,
         finite_difference: float | None,
         zero: float = 0.0,
+        failures: tuple[type[Exception], ...] = (),
     ):
         self.function, self.shape, self.batched = function, shape, batched
-        self.step, self.zero = finite_difference, zero
-        self.calls, self.unasked, self.unclaimed, self.seconds = 0, 0, 0, 0.0
+        self.step, self.zero, self.failures = finite_difference, zero, failures
+        self.calls, self.unasked, self.failed, self.unclaimed = 0, 0, 0, 0
+        self.seconds = 0.0
         self.first: tuple[float, int] | None = None
         self.over: Callable[[], bool] = lambda: False
         self.raised: Exception | None = None
@@ -91,22 +94,31 @@ class Host:
         energy, slope = np.full(len(rows), np.nan), np.full(rows.shape, np.nan)
         if self.batched and finite.any():
             count = int(finite.sum())
-            energy[finite], slope[finite] = self._read(self._call(rows[finite], count), count)
+            if (found := self._call(rows[finite], count)) is not None:
+                energy[finite], slope[finite] = self._read(found[0], count)
         elif not self.batched:
             for i in np.flatnonzero(finite):
-                energy[i], slope[i] = self._read(self._call(rows[i], 1), None)
+                if (found := self._call(rows[i], 1)) is not None:
+                    energy[i], slope[i] = self._read(found[0], None)
         return energy, slope
 
-    def _call(self, x: np.ndarray, count: int) -> Any:
+    def _call(self, x: np.ndarray, count: int) -> tuple[Any] | None:
+        """What the function returns, alone in a tuple; None where it failed as was foreseen."""
         if self.over():
             raise GivenUp("black box: given up")
         self.calls += count
         started = time.perf_counter()
         try:
-            return self.function(x)
+            return (self.function(x),)
+        except self.failures:
+            self.failed += count
+            return None
         except Exception as error:  # the user's own code may raise anything
-            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise UserError(f"black box: the function raised {said}") from error
+            name = type(error).__name__
+            raise UserError(
+                f"black box: the function raised {name}: {' '.join(str(error).split())}; if there "
+                f"is no energy at some points, return nan there, or say failures=({name},)"
+            ) from error
         finally:
             taken = time.perf_counter() - started
             self.seconds += taken
@@ -161,6 +173,11 @@ class BlackBox(eqx.Module):
     def unasked(self) -> int:
         """Of `calls`, those at points that are not finite: the function did not see them."""
         return self.host.unasked
+
+    @property
+    def failed(self) -> int:
+        """Of `calls`, those at which the function raised one of its `failures`."""
+        return self.host.failed
 
     @property
     def zero(self) -> float:
@@ -242,6 +259,7 @@ def black_box(
     batched: bool = False,
     finite_difference: float | None = None,
     zero: float = 0.0,
+    failures: tuple[type[Exception], ...] = (),
 ) -> BlackBox:
     """A target from a NumPy function of one configuration that returns (E, ∇E), E in units of kT.
 
@@ -249,8 +267,11 @@ def black_box(
     (N, *shape). finite_difference: the function returns E alone, and its gradient is found by
     central differences of that width, with 2·d+1 calls a point. zero: subtracted from E before it
     is rounded to single precision, for an E of which the greater part is the same everywhere.
+    failures: exceptions that say that there is no energy at a point (with `batched`, at some point
+    of a batch, which then is bad as a whole); any other ends what is computed.
     """
     space = space_of(dim, particles, species)
     if finite_difference is not None and not finite_difference > 0:
         raise UserError(f"finite_difference: expected a positive number, got {finite_difference}")
-    return BlackBox(space, Host(function, space.shape, batched, finite_difference, zero))
+    host = Host(function, space.shape, batched, finite_difference, zero, failures)
+    return BlackBox(space, host)

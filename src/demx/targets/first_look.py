@@ -9,9 +9,11 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from demx.space import MeanFree, Space, image, normal
 from demx.targets.black_box import BlackBox
+from demx.types import Target
 
 POINTS, IMAGES = 2, 2
 WIDTHS = (-2e-3, -1e-3, 1e-3, 2e-3)  # of the scale; a wide and a narrow difference vouch for both
@@ -27,7 +29,8 @@ def first_look(target: BlackBox, scale: float) -> int:
     Of a gradient by finite differences only the symmetry is looked at.
     """
     before = target.points
-    points = _points(target, scale)
+    normals = normal(jax.random.key(3), target.space, (POINTS,))
+    points = np.asarray(near(target, scale, normals), float)
     widths = () if target.host.step else WIDTHS
     found = [_along(target, x, scale, widths, i) for i, x in enumerate(points)]
     if isinstance(target.space, MeanFree):
@@ -37,14 +40,14 @@ def first_look(target: BlackBox, scale: float) -> int:
     return target.points - before
 
 
-def _points(target: BlackBox, scale: float) -> np.ndarray:
-    """Normal ones, or near a structure that the target knows."""
-    space, start = target.space, getattr(target, "start", None)
-    points = normal(jax.random.key(3), space, (POINTS,))
+def near(target: Target, scale: float, points: Array) -> Array:
+    """Normal points made as wide as the target, or put near a structure that it knows: a
+    calculator may have no energy for atoms anywhere."""
+    start = getattr(target, "start", None)
     if start is None:
-        return np.asarray(scale * points, float)
+        return scale * points
     known = jnp.asarray(start, float)[:1]
-    return np.asarray(known + SHAKEN * jnp.sqrt(jnp.mean(known**2)) * points, float)
+    return known + SHAKEN * jnp.sqrt(jnp.mean(known**2)) * points
 
 
 def _direction(space: Space, number: int) -> np.ndarray:
