@@ -162,6 +162,7 @@ def refused(monkeypatch, capsys, *arguments):
         (["evaluate", "a", "--mcmc", "--mcmc-calls", "10m"], "such as 2e7, got '10m'"),
         (["evaluate", "a", "--mcmc", "--mcmc-calls", "0"], "--mcmc-calls: expected a number of"),
         (["evaluate", "a", "--mcmc-calls", "2e6"], "--mcmc-calls: only with --mcmc"),
+        (["sample", "a", "--correct-steps", "9"], "--correct-steps: only with --correct mala"),
         (
             ["evaluate", "x.npy", "--target", "gmm40", "--repeats", "10"],
             "--repeats: only for a run",

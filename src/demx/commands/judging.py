@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from demx.commands.options import Settings, optional
+from demx.commands.options import Settings, correction, optional
 from demx.commands.space import Dim, Shape, Species, Symmetry, introduce, options, space_of
 from demx.errors import UserError
 
@@ -92,8 +92,7 @@ def evaluate(
         found = fitted.evaluate(
             n, repeats=repeats, seed=seed, likelihood=likelihood, likelihood_n=likelihood_n,
             mcmc_at_most=calls, reference=ruler,
-            correct=None if correct == "none" else correct,
-            correct_steps=300 if correct_steps is None else correct_steps,
+            **correction(correct, correct_steps),
         )  # fmt: skip
         if calls and found.mcmc is None:
             print("mcmc: no energy calls were spent, so there is no column", file=sys.stderr)

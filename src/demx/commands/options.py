@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from demx.errors import UserError
+
 Settings = Annotated[
     tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE")
 ]
@@ -30,3 +32,11 @@ def description(command: Callable) -> str:
     said = inspect.cleandoc(command.__doc__).split("\n\nArgs:")[0]
     columns = max(40, shutil.get_terminal_size().columns)
     return "\n\n".join(textwrap.fill(part, columns) for part in said.split("\n\n"))
+
+
+def correction(correct: str, steps: int | None) -> dict[str, Any]:
+    """--correct and --correct-steps as `sample` and `evaluate` take them."""
+    if steps is not None and correct not in ("mala", "hmc"):
+        raise UserError("--correct-steps: only with --correct mala or --correct hmc")
+    found = {} if steps is None else {"correct_steps": steps}
+    return found | {"correct": None if correct == "none" else correct}

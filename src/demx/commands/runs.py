@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from demx.commands.options import Settings, optional
+from demx.commands.options import Settings, correction, optional
 from demx.commands.space import Dim, Shape, Species, Symmetry, introduce, space_of
 from demx.errors import UserError
 
@@ -126,7 +126,7 @@ def sample(
     seed: int = 0,
     weights: bool = False,
     correct: Literal["none", "mala", "hmc", "smc"] = "none",
-    correct_steps: int = 300,
+    correct_steps: Annotated[int | None, optional("INT", "300")] = None,
     chunk: int = 4096,
 ) -> None:
     """Draw samples from a run into a file: any number of them, in bounded memory.
@@ -149,10 +149,11 @@ def sample(
     from demx import api
     from demx.resolve import opening_calls
 
+    how = correction(correct, correct_steps)
     fitted = api.load(run)
     written = fitted.sample_to(
         Path(to) if to else Path(run) / "samples.npz", n, seed=seed, chunk=chunk, weights=weights,
-        correct=None if correct == "none" else correct, correct_steps=correct_steps,
+        **how,
     )  # fmt: skip
     for caveat in fitted.caveats():
         print(caveat)
