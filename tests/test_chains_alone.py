@@ -1,5 +1,7 @@
 """What chains say of each other, where nothing else is known of a target."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,7 @@ from demx.space import Euclidean
 from demx.targets.black_box import BlackBox, black_box
 from demx.targets.function import FunctionTarget
 from hosts import CHAINS, bowl
+from untrained import untrained
 
 NORMAL = FunctionTarget(lambda x: 0.5 * (x @ x), Euclidean(2))
 
@@ -195,3 +198,12 @@ def test_a_page_of_a_slow_function_draws_once(monkeypatch, tmp_path):
     monkeypatch.setattr(type(made), "sample", count)
     made.report(tmp_path / "page.html", 40)
     assert drawn == [40]
+
+
+@pytest.mark.parametrize("method, told", [("hmc", []), ("importance", ["Training ended by"])])
+def test_chains_that_a_budget_ended_are_not_half_trained(method, told):
+    """What they are worth their R-hat says; what learns or tunes a path is told of."""
+    fitted = untrained("gmm40", CHAINS if method == "hmc" else {}, method=method)
+    fitted.progress, fitted.ended = replace(fitted.progress, step=1), "budget"
+    fitted.method = fitted.method._replace(outer_steps=2)
+    assert [said[:17] for said in fitted.caveats()] == told

@@ -178,6 +178,7 @@ def test_what_a_name_can_be(place, name, options, shape):
         (["mine.py:nothing", "--dim", 2], "expected a scalar for one x of shape (2,), got None"),
         (["mine.py:raises", "--dim", 2], "KeyError: 'no such parameter'"),
         (["mine.py:energy", "--shape", "4,3"], "with --symmetry particles"),
+        (["mine.py:energy", "--shape", "4"], "--shape 4: one number; say --dim 4"),
         (["mine.py:energy", "--shape", "4,x"], "--shape: expected whole numbers"),
         (["mine.py:energy", "--symmetry", "particles"], "needs --shape n,dimension"),
         (["mine.py:salt", "--species", "0,1"], "--species: needs --shape n,dimension and --symm"),

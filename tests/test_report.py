@@ -402,7 +402,15 @@ def test_the_paper_has_a_column_where_it_has_numbers(plane):
         (
             {"target": "mix:posterior", "source": "/some/mix.py:posterior", "fingerprint": []},
             Progress(step=1, seconds=179.6),
-            "demx fit mix.py:posterior --method idem --seed 0 --budget 180s",
+            "demx fit /some/mix.py:posterior --method idem --seed 0 --budget 180s",
+        ),
+        (
+            {
+                "target": "mix:posterior", "source": f"{Path.cwd()}/examples/mix.py:posterior",
+                "fingerprint": [],
+            },
+            Progress(step=2),
+            "demx fit examples/mix.py:posterior --method idem --seed 0",
         ),
         (
             {
@@ -410,7 +418,7 @@ def test_the_paper_has_a_column_where_it_has_numbers(plane):
                 "particles": [4, 3], "species": [0, 0, 1, 1], "target_settings": {"kind": "a b"},
             },
             Progress(step=2),
-            "demx fit mix.py:salt --method idem --seed 0 --shape 4,3 --symmetry particles "
+            "demx fit /mix.py:salt --method idem --seed 0 --shape 4,3 --symmetry particles "
             "--species 0,0,1,1 --scale 2.0 --set 'target.kind=\"a b\"'",
         ),
         ({"target": "energy", "fingerprint": []}, Progress(), ""),

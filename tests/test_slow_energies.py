@@ -1,5 +1,6 @@
 """Energies that take their time: sizes, budgets and stops in the midst of a loop."""
 
+import contextlib
 import io
 import os
 import re
@@ -13,7 +14,7 @@ import pytest
 from rich.console import Console
 
 import demx
-from demx import devices, pace, resolve
+from demx import devices, interruption, pace, resolve
 from demx.budget import Budget
 from demx.energy import energies
 from demx.errors import UserError
@@ -266,3 +267,15 @@ def test_what_a_function_raises_after_a_request_to_stop_is_told(where, tmp_path)
                 target, method="hmc", scale=1.0, directory=tmp_path, progress=False,
                 warm_start=np.zeros((1, 2)), settings={"sampler": settings},
             )  # fmt: skip
+
+
+def test_ctrl_c_that_was_swallowed_is_remembered():
+    """JAX calls back Python, and throws away what that raises: the run is stopped all the same."""
+    with interruption.heard_early():
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+        with interruption.stop_requested() as stop:
+            assert stop()
+    with interruption.stop_requested() as stop:
+        assert not stop()

@@ -11,6 +11,7 @@ from demx.commands.judging import compare, evaluate, reference
 from demx.commands.options import description, flowing
 from demx.commands.runs import fit, list_, report, sample
 from demx.errors import Diverged, UserError
+from demx.interruption import heard_early
 from demx.machine import prepare_jax
 
 COMMANDS = {
@@ -62,7 +63,8 @@ def main() -> None:
         print(f"demx {__version__}")
         return
     try:
-        call(sys.argv[1:])
+        with heard_early():
+            call(sys.argv[1:])
     except (UserError, Diverged) as error:
         print(f"demx: {error}", file=sys.stderr)
         sys.exit(2)

@@ -276,13 +276,16 @@ class Fitted:
 
     def caveats(self) -> Iterator[str]:
         """What must be known of a training that did not simply end."""
-        p, done = self.progress, f"{self.progress.step} of {self.method.outer_steps} outer loops"
+        p, entry = self.progress, METHODS[self.config["method"]]
+        # of chains that a budget ended nothing is half learned: how far they came, they say
+        whole = ("converged", "budget") if entry.warm_start == "chains" else ("converged",)
         if p.step == 0:
-            if METHODS[self.config["method"]].trains:
+            if entry.trains:
                 yield "Not one outer loop was done: the sampler is untrained."
-        elif p.step < self.method.outer_steps and self.ended != "converged":
+        elif p.step < self.method.outer_steps and self.ended not in whole:
             how = {"budget": "ended by its budget", "interrupted": "was interrupted"}
-            yield f"Training {how.get(self.ended or '', 'had not ended')}, after {done}."
+            told = how.get(self.ended or "", "had not ended")
+            yield f"Training {told}, after {p.step} of {self.method.outer_steps} outer loops."
         if not p.watch.good:
             yield (
                 f"The state of outer loop {p.kept} was kept, not that of the last, {p.step}: "

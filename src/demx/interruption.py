@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol, runtime_checkable
 
 GRACE = 0.1  # of a budget: what a step that has begun may take beyond it
+EARLY = threading.Event()  # Ctrl-C before anybody listened
 
 
 @runtime_checkable
@@ -68,6 +69,29 @@ class Overtime:
 
 
 @contextmanager
+def heard_early() -> Iterator[None]:
+    """Ctrl-C raises as ever, and is remembered: code that JAX calls back swallows what is raised.
+
+    What listens later, `stop_requested`, stops at once then.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(number, frame):
+        EARLY.set()
+        raise KeyboardInterrupt
+
+    EARLY.clear()
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        EARLY.clear()
+
+
+@contextmanager
 def stop_requested(
     acknowledge: Callable[[], None] = lambda: None,
 ) -> Iterator[Callable[[], bool]]:
@@ -77,6 +101,8 @@ def stop_requested(
     from a thread of its own, so that the user knows that the request was heard.
     """
     flag = threading.Event()
+    if EARLY.is_set():
+        flag.set()
     if threading.current_thread() is not threading.main_thread():
         yield flag.is_set
         return

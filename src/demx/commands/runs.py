@@ -202,7 +202,8 @@ def report(
 
     if n < 10:
         raise UserError(f"expected -n of at least 10, got {n}")
-    print(html.write(Path(run), n, coordinate, None if samples is None else Path(samples)))
+    path, verdict = html.write(Path(run), n, coordinate, None if samples is None else Path(samples))
+    print(*verdict, path, sep="\n")
 
 
 def list_() -> None:

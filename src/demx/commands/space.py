@@ -26,8 +26,11 @@ def space_of(
     if dim is not None:
         raise UserError("expected one of --dim and --shape, got both")
     sizes = _numbers("--shape", shape, "13,3")
-    if symmetry == "none" and len(sizes) == 1:
-        return {"dim": sizes[0]}
+    if len(sizes) == 1:
+        raise UserError(
+            f"--shape {shape}: one number; say --dim {shape} for x in R^{shape}, or --shape "
+            f"{shape},3 --symmetry particles for so many particles in space"
+        )
     if symmetry == "none" or len(sizes) != 2:
         raise UserError(
             f"--shape {shape}: two numbers are n particles in so many dimensions, with --symmetry "

@@ -56,8 +56,8 @@ def sentences(found: Evaluation) -> list[str]:
         said.append(
             "There is no reference for this target, so "
             f"{alone if 'rhat' in found.metrics else 'how close the samples are cannot be said'}; "
-            "`demx reference TARGET` makes one, or in Python `demx.reference(…)`, with the options "
-            "of the fit."
+            "`demx reference TARGET` makes one (of a slow energy in hours), or in Python "
+            "`demx.reference(…)`, with the options of the fit."
         )
     elif unsure:
         told = ", ".join(f"{name} {known[name].value:.4g} (floor {known[name].floor:.4g})"
@@ -120,7 +120,7 @@ def _chains(found: Evaluation) -> list[str]:
     many = f"{worth.value:.2g}" if worth.value < 100 else f"{min(worth.value, worth.n):.0f}"
     worth = f"their {worth.n} samples are worth about {many} independent ones"
     word = _agreement(rhat)
-    told = f"The chains {word} (R-hat {rhat.value:.3f}, perfect ones are below {rhat.floor:.3g})"
+    told = f"The chains {word} (R-hat {rhat.value:.3f}, perfect ones are below {rhat.floor:.4g})"
     longer = "--set sampler.outer_steps=…, in a new run, lets them go on for longer"
     if word == "do not move":
         return ["A chain never moved: every proposal was refused. Another --scale may help."]

@@ -25,9 +25,12 @@ from demx.targets.black_box import BlackBox
 
 def write(
     run: Path, n: int = 1000, coordinate: Coordinate | None = None, samples: Path | None = None
-) -> Path:
-    """Sample, evaluate, draw, and write run/report.html; returns its path."""
-    return write_fitted(api.load(run), run / "report.html", n, coordinate, samples)
+) -> tuple[Path, list[str]]:
+    """Sample, evaluate, draw, and write run/report.html; returns its path and the verdict."""
+    fitted, path = api.load(run), run / "report.html"
+    shown = _shown(fitted, n, coordinate, samples)
+    write_atomic(path, _page(shown, coordinate).encode())
+    return path, shown.found.verdict
 
 
 def write_fitted(
@@ -39,23 +42,27 @@ def write_fitted(
 ) -> Path:
     """The page of a sampler; coordinate: what the free energy is shown along, by name or a
     function of one configuration. samples: a file of its samples, to show instead of new ones."""
+    write_atomic(path, _page(_shown(fitted, n, coordinate, samples), coordinate).encode())
+    return path
+
+
+def _shown(
+    fitted: api.Fitted, n: int, coordinate: Coordinate | None, samples: Path | None
+) -> Shown:
     sections.named(coordinate, fitted.target)  # refused before anything is drawn
     target = fitted.target
     if samples is not None:
         shown = _of_stored(fitted, on_space(_own(fitted, samples), target, samples), n)
-        shown = shown._replace(file=samples.name)
-    elif isinstance(target, BlackBox) and METHODS[fitted.config["method"]].warm_start == "chains":
+        return shown._replace(file=samples.name)
+    if isinstance(target, BlackBox) and METHODS[fitted.config["method"]].warm_start == "chains":
         # what is paid for is drawn once, for metrics and figures
         drawn = fitted.sample(n, seed=1)
         stored = Stored(np.asarray(drawn.x), island=np.asarray(drawn.island))
-        shown = _of_stored(fitted, stored, n, drawn.energy_calls)
-    else:
-        count = 5000 if len(target.space.shape) == 1 else 2000
-        if isinstance(target, BlackBox) and fitted.calls_of(n) != 0:
-            count = n
-        shown = Shown.of(fitted, fitted.evaluate(n), count)
-    write_atomic(path, _page(shown, coordinate).encode())
-    return path
+        return _of_stored(fitted, stored, n, drawn.energy_calls)
+    count = 5000 if len(target.space.shape) == 1 else 2000
+    if isinstance(target, BlackBox) and fitted.calls_of(n) != 0:
+        count = n
+    return Shown.of(fitted, fitted.evaluate(n), count)
 
 
 def _own(fitted: api.Fitted, path: Path) -> Stored:
@@ -142,7 +149,10 @@ def command(fitted: api.Fitted) -> str:
         return ""
     name = about["target"]
     if "source" in about:
-        name = f"{Path(about['source'].rpartition(':')[0]).name}:{name.rpartition(':')[2]}"
+        file = Path(about["source"].rpartition(":")[0])
+        here = Path.cwd()
+        file = file.relative_to(here) if file.is_relative_to(here) else file
+        name = f"{file}:{name.rpartition(':')[2]}"
     words = ["demx", "fit", name, "--method", about["method"], "--seed", str(about["seed"])]
     if "probe" in about and "source" not in about and config.preset(about["method"], name):
         words.append("--recipe")  # else the preset would be taken, and nothing probed

@@ -64,13 +64,18 @@ def coordinates(target: Target, x: np.ndarray) -> dict[str, np.ndarray]:
 def energies(shown: Shown) -> str:
     energy, reference = shown.even.energy, shown.reference
     true = None if reference is None else reference.energy
-    drawn = figures.svg(lambda axes: figures.histogram(axes, "energy", energy, true))
+    temperature = getattr(shown.fitted.target, "temperature", None)
+    name = "energy" if temperature is None else "energy / kT"
+    drawn = figures.svg(lambda axes: figures.histogram(axes, name, energy, true))
     words = (
         f"{len(energy)} samples, from {energy.min():.4g} to {energy.max():.4g}; the median is "
         f"{np.median(energy):.4g}"
         + ("." if true is None else f", the reference's {np.median(true):.4g}.")
         + f" {shown.bad} of them are not finite." * bool(shown.bad)
     )
+    if temperature is not None:
+        trap = ", with the trap" if getattr(shown.fitted.target, "trap", 0.0) else ""
+        words += f" In units of kT at {temperature:g} K{trap}."
     return document.section("Energies", document.figure(drawn, words))
 
 
