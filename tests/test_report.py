@@ -26,7 +26,7 @@ from demx.fitted import Fitted
 from demx.progress import ProgressLine
 from demx.report import document, figures, html, sections, tables
 from demx.report.plots import Plot
-from demx.report.shown import Shown
+from demx.report.shown import Cloud, Shown
 from demx.space import Euclidean, MeanFree
 from demx.targets.black_box import black_box
 from demx.targets.function import FunctionTarget
@@ -462,3 +462,16 @@ def test_the_foot_of_a_page_is_silent_of_points_that_the_target_knows():
     method = config.build_method("hmc", built, full)
     assert "warm_start" in full
     assert "points" not in html._made_by(Fitted(built, method, None, full, Progress()))
+
+
+def test_units_of_atoms_are_named(rng):
+    """Of other targets an energy is a number, and a length is one of x."""
+    x = rng.normal(size=(30, 3, 3)).astype(np.float32)
+    cloud = Cloud(x, rng.normal(size=30))
+    about = {"space": MeanFree(3, 3), "temperature": 20.0, "trap": 0.1, "angstrom": 1.0}
+    for named in (about, {"space": about["space"]}):
+        fitted = types.SimpleNamespace(target=types.SimpleNamespace(**named))
+        shown = Shown(fitted, None, cloud, cloud, None, 0, 0)
+        page = sections.energies(shown) + sections.distances(shown)
+        told = ["energy / kT", "In units of kT at 20 K, with the trap.", "distance / Å"]
+        assert [words in page for words in told] == [named is about] * 3

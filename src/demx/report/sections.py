@@ -86,7 +86,10 @@ def distances(shown: Shown) -> str:
     true = None
     if shown.reference is not None:
         true = metrics.distances(shown.reference.x[: len(shown.even.x)]).ravel()
-    drawn = figures.svg(lambda axes: figures.histogram(axes, "interparticle distance", pairs, true))
+    length = getattr(shown.fitted.target, "angstrom", None)  # of one unit of x
+    unit = "" if length is None else " / Å" if length == 1 else f" / {length:g} Å"
+    name = f"interparticle distance{unit}"
+    drawn = figures.svg(lambda axes: figures.histogram(axes, name, pairs, true))
     words = f"All pairs of {len(shown.even.x)} samples; the smallest is {pairs.min():.3g}."
     return document.section("Distances", document.figure(drawn, words))
 
