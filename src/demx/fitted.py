@@ -278,11 +278,11 @@ class Fitted:
         """What must be known of a training that did not simply end."""
         p, entry = self.progress, METHODS[self.config["method"]]
         # of chains that a budget ended nothing is half learned: how far they came, they say
-        whole = ("converged", "budget") if entry.warm_start == "chains" else ("converged",)
+        simply = ("converged", "budget") if entry.warm_start == "chains" else ("converged",)
         if p.step == 0:
             if entry.trains:
                 yield "Not one outer loop was done: the sampler is untrained."
-        elif p.step < self.method.outer_steps and self.ended not in whole:
+        elif p.step < self.method.outer_steps and self.ended not in simply:
             how = {"budget": "ended by its budget", "interrupted": "was interrupted"}
             told = how.get(self.ended or "", "had not ended")
             yield f"Training {told}, after {p.step} of {self.method.outer_steps} outer loops."
