@@ -245,7 +245,8 @@ def test_errors_of_resampled_swarms_are_their_spread(draw, seed):
     ("method", "ended", "progress", "said"),
     [
         ("hmc", "budget", Progress(), "Not one outer loop was done: the sampler is untrained."),
-        ("hmc", "budget", Progress(step=3, kept=3), "ended by its budget, after 3 of 9 outer"),
+        ("idem", "budget", Progress(step=3, kept=3), "ended by its budget, after 3 of 9 outer"),
+        ("hmc", "budget", Progress(step=3, kept=3), None),  # R-hat tells of chains
         ("hmc", "interrupted", Progress(step=3), "Training was interrupted, after 3 of 9 outer"),
         ("hmc", None, Progress(step=3), "Training had not ended, after 3 of 9 outer loops."),
         ("hmc", "steps", Progress(step=9, kept=4, watch=WORSE), "The state of outer loop 4 was"),
