@@ -143,7 +143,7 @@ def test_bad_samples_are_counted_and_left_out():
     x = np.array(ruler.validation[:1000])
     x[0] = np.nan
     found = compare(target, x, ruler, n=500)
-    assert found.bad == 1 and "1 samples are not finite" in verdict.sentences(found)[-1]
+    assert found.bad == 1 and "1 samples are not finite" in verdict.sentences(found)[0]
     nothing = compare(target, np.full((40, 2), np.nan), ruler)
     assert nothing.metrics == {} and nothing.bad == 40
     assert "nothing can be said" in verdict.sentences(nothing)[0]
