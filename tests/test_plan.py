@@ -208,9 +208,23 @@ def test_the_end_is_looked_at():
     assert steps == [5, 7]
 
 
+def test_looks_are_within_the_budget():
+    looks = lambda key, state: ({"validation": 1.0}, 15)  # noqa: E731
+    trained = train(
+        telling(), seed=0, outer_steps=100, budget=Budget(energy_calls=200.0), evaluate=looks,
+        every=2,
+    )  # fmt: skip
+    p = trained.progress
+    assert trained.ended == "budget"
+    # two steps and a look are 35 calls; the 25 that ten steps leave are for one more, and its look
+    assert (p.energy_calls, p.evaluation_calls, p.all_calls) == (110, 90, 200)
+    assert ends(trained) == [20] * 2 + [11] * 9  # of looks nothing is known before the first
+
+
 def test_a_run_with_a_budget_of_calls_that_is_interrupted_goes_on_to_the_bit(tmp_path, monkeypatch):
     settings = TINY | {"evaluation": {"every": 2, "n": 20}}
-    calls = 5 * demx.fit("gmm40", settings=settings, progress=False).method.calls_per_step
+    free = demx.fit("gmm40", settings=settings, progress=False)
+    calls = 5 * free.method.calls_per_step + free.progress.evaluation_calls  # of three looks
 
     def fit(directory):
         return demx.fit(

@@ -105,7 +105,7 @@ def test_budgets_that_are_refused(text):
 def test_larger_budgets_go_on_like_one(tmp_path):
     """At a rate that stays; looks at the end of a budget change nothing but what is known."""
     whole = demx.fit("gmm40", settings=settings(), directory=tmp_path / "a", progress=False)
-    per_step = whole.progress.energy_calls // 6
+    per_step = whole.progress.energy_calls // 6 + whole.progress.evaluation_calls // 3
     for steps in (1, 4, 9):
         budget = f"{per_step * steps}calls"
         parts = demx.fit(

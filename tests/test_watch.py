@@ -35,6 +35,23 @@ def test_the_state_before_things_got_worse_is_kept():
     assert float(trained.state) == 11 and trained.ended == "steps"
 
 
+@pytest.mark.parametrize("every, worse", [(1, 9.0), (5, 9.0), (5, 1.6), (20, 1.6)])
+def test_only_a_state_that_was_looked_at_is_kept(every, worse):
+    """From step 101 on looks are worse: the last one before that is kept, not what came after."""
+
+    def look(key, state):
+        return {"validation": 1.0 if int(state) <= 100 else worse}, 0
+
+    trained = train(counting(), seed=0, outer_steps=160, evaluate=look, every=every)
+    assert float(trained.kept) == trained.progress.kept == 100
+
+
+def test_before_the_first_look_the_latest_state_is_kept():
+    budget = Budget(energy_calls=75.0)
+    trained = train(counting(), seed=0, outer_steps=9, budget=budget, evaluate=None, every=5)
+    assert trained.progress.kept == trained.progress.step == 7
+
+
 def test_looks_that_only_scatter_keep_the_latest_state():
     trained = watched([1.0, 1.1, 0.9, 1.0, 0.9, 1.1, 1.0, 1.1])
     assert float(trained.kept) == 8

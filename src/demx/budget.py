@@ -22,7 +22,7 @@ class Budget:
         self,
         seconds: float,
         energy_calls: int,
-        calls_per_step: int,
+        calls_per_step: float,
         pace: float | None,
         grace: float | None = None,
     ) -> float:

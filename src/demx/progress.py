@@ -92,11 +92,8 @@ class ProgressLine:
             self.console.print(f"loop {number + 1}: {said}", highlight=False)
 
     def _left(self, progress: Progress) -> float:
-        """Seconds to go: whichever of steps, time and calls ends first."""
+        """Seconds to go, to the end that is foreseen or that of the time."""
         steps = self._end(progress) - progress.step
-        if self.calls_per_step:
-            calls = self.budget.energy_calls - progress.energy_calls
-            steps = min(steps, calls // self.calls_per_step)
         by_steps = steps / max(self._rate(progress), 1e-9)
         return max(0.0, min(by_steps, self.budget.seconds - progress.seconds))
 
@@ -133,7 +130,7 @@ class ProgressLine:
         if self.restarted:
             cells["restarted"] = str(self.restarted)
         cells |= {
-            "calls": short(progress.energy_calls),
+            "calls": short(progress.all_calls),
             "loops/s": f"{self._rate(progress):.2f}",
             "time": _clock(progress.seconds),
             "left": _clock(self._left(progress)),

@@ -40,6 +40,11 @@ class Progress:
     end: int = 0
     last: int | None = None
 
+    @property
+    def all_calls(self) -> int:
+        """Of training and of the looks at its samples: what a budget counts."""
+        return self.energy_calls + self.evaluation_calls
+
     @classmethod
     def of(cls, header: dict[str, Any]) -> "Progress":
         """From the header of a checkpoint."""
@@ -92,7 +97,8 @@ def train(
 
     All randomness is a function of (seed, step), so an interrupted run goes on exactly as if it had
     not been. `evaluate(key, state)` gives metrics and the energy calls they cost; the metric
-    `validation`, if there is one, decides which state is kept and, with `stopping`, when to end.
+    `validation`, if there is one, decides which state is kept, of those that were looked at, and,
+    with `stopping`, when to end.
     spent: seconds of the budget that went by before, of a run that begins here.
     Before every step the method is told after which the run is to end (`Method.plan`): the last,
     or what the budget has room for (of time: by the pace so far, once a step has shown it that
@@ -126,8 +132,10 @@ def train(
                 saved = progress, why
 
         def room() -> float:
+            looked_at = progress.step // every * every if every else 0
+            looks = progress.evaluation_calls / max(1, looked_at)  # those to come cost as much
             return budget.room(
-                progress.seconds, progress.energy_calls, method.calls_per_step, progress.pace,
+                progress.seconds, progress.all_calls, method.calls_per_step + looks, progress.pace,
                 None if isinstance(energy, Inside) else GRACE,
             )  # fmt: skip
 
@@ -139,7 +147,7 @@ def train(
                 return "converged"
             if progress.step >= outer_steps:
                 return "steps"
-            spent = budget.spent(progress.seconds, progress.energy_calls, method.calls_per_step)
+            spent = budget.spent(progress.seconds, progress.all_calls, method.calls_per_step)
             if spent or room() == 0:
                 return "budget"
             return "interrupted" if stop() else None
@@ -183,6 +191,7 @@ def train(
                     pace=pace,
                 )
             metrics = {"step": progress.step, "energy_calls": progress.energy_calls, **progress.due}
+            looked = False
             if evaluate and every and (progress.step % every == 0 or progress.step >= end()):
                 save(after=checkpoint_seconds)
                 begun = energy.points
@@ -200,15 +209,17 @@ def train(
                 metrics["evaluation"] = values
                 progress = replace(progress, evaluation_calls=progress.evaluation_calls + calls)
                 if "validation" in values:
-                    watch = progress.watch.look(values["validation"])
+                    watch, looked = progress.watch.look(values["validation"]), True
                     progress = replace(progress, watch=watch)
             if progress.last is None and progress.watch.converged(stopping):
                 # a rate that falls is given the time to
                 more = 0 if method.plan is None else math.ceil(FALL * progress.step)
                 progress = replace(progress, last=progress.step + more)
             progress = replace(progress, due=None)
-            if progress.watch.good:
-                kept, progress = state, replace(progress, kept=progress.step)
+            # once there have been looks, nothing is known of a state that had none
+            if looked or not progress.watch.recent:
+                if progress.watch.good:
+                    kept, progress = state, replace(progress, kept=progress.step)
             if keeper:
                 keeper.append(metrics, {"step": progress.step, "seconds": progress.seconds})
             observe(progress, metrics)

@@ -3,10 +3,11 @@
 A look gives one number v ≥ 0, smaller is better. Single looks are noisy, so the mean v̄ of the last
 WINDOW ones is watched:
 
-    keep a state while v̄ ≤ max(SLACK · min v̄, min v̄ + 4 sd(v) √(2/WINDOW))
+    keep a state while v̄ ≤ max(SLACK · min v̄, min v̄ + 4 sd(v) √(2/WINDOW)),
+                 and v ≤ max(SLACK · min v̄, min v̄ + 4 sd(v) √(1 + 1/WINDOW))
     stop when min v̄ has not fallen by a share of PROGRESS for `patience` looks
 
-Later is better, unless it is clearly worse. sd(v) is read from the differences of successive looks,
+Later is better, unless it is clearly worse; what became much worse shows before the mean does. sd(v) is read from the differences of successive looks,
 by their median: a run that goes astray does not widen it at once.
 """
 
@@ -50,8 +51,12 @@ class Watch:
         if self.lowest is None or mean < (1 - PROGRESS) * self.lowest:
             return Watch(recent, mean)
         noise = TO_DEVIATION * median(abs(b - a) for a, b in pairwise(recent))
-        bound = max(SLACK * self.lowest, self.lowest + 4 * noise * (2 / WINDOW) ** 0.5)
-        return Watch(recent, self.lowest, self.since + 1, mean <= bound)
+
+        def within(v: float, variance: float) -> bool:
+            return v <= max(SLACK * self.lowest, self.lowest + 4 * noise * variance**0.5)
+
+        good = within(mean, 2 / WINDOW) and within(recent[-1], 1 + 1 / WINDOW)
+        return Watch(recent, self.lowest, self.since + 1, good)
 
     def converged(self, stopping: Stopping) -> bool:
         return 0 < stopping.patience <= self.since

@@ -110,7 +110,8 @@ def fit(
     if fitted.ended == "converged":
         print(f"converged: no progress in {fitted.config['stopping']['patience']} looks")
     if p.kept < p.step:
-        print(f"kept: the state of loop {p.kept}; later ones were clearly worse")
+        why = "the last that was looked at" if p.watch.good else "later ones were clearly worse"
+        print(f"kept: the state of loop {p.kept}; {why}")
     if fitted.ended == "interrupted":
         print("interrupted: the same command goes on from here", file=sys.stderr)
         sys.exit(130)
