@@ -217,9 +217,8 @@ def train(
                 progress = replace(progress, last=progress.step + more)
             progress = replace(progress, due=None)
             # once there have been looks, nothing is known of a state that had none
-            if looked or not progress.watch.recent:
-                if progress.watch.good:
-                    kept, progress = state, replace(progress, kept=progress.step)
+            if (looked or not progress.watch.recent) and progress.watch.good:
+                kept, progress = state, replace(progress, kept=progress.step)
             if keeper:
                 keeper.append(metrics, {"step": progress.step, "seconds": progress.seconds})
             observe(progress, metrics)

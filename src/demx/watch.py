@@ -7,8 +7,9 @@ WINDOW ones is watched:
                  and v ≤ max(SLACK · min v̄, min v̄ + 4 sd(v) √(1 + 1/WINDOW))
     stop when min v̄ has not fallen by a share of PROGRESS for `patience` looks
 
-Later is better, unless it is clearly worse; what became much worse shows before the mean does. sd(v) is read from the differences of successive looks,
-by their median: a run that goes astray does not widen it at once.
+Later is better, unless it is clearly worse; what became much worse shows before the mean does.
+sd(v) is read from the differences of successive looks, by their median: a run that goes astray does
+not widen it at once.
 """
 
 from dataclasses import dataclass
