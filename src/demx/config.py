@@ -93,10 +93,12 @@ def preset(method: str, target: str) -> Config:
 
 def generic(space: Space) -> Config:
     """What every target starts from, before its preset or recipe."""
+    # a standard normal vector of d components is longer than √d + 3 once in ten thousand
+    clip = {"max_sigmas": round(space.shape[-1] ** 0.5 + 3, 2)}
     return {
         "network": {"kind": "lean" if isinstance(space, MeanFree) else "mlp"},
-        # a standard normal vector of d components is longer than √d + 3 once in ten thousand
-        "clip": {"max_sigmas": round(space.shape[-1] ** 0.5 + 3, 2)},
+        "clip": clip,
+        "sampler": clip,
     }
 
 
@@ -166,6 +168,9 @@ def resolve_sections(method: str, space: Space, layers: list[Config]) -> Config:
                 f"unknown section {name!r} of method {method}; {registry.suggest(name, known)}"
             )
     start = {k: v for k, v in merge(COMMON, generic(space)).items() if k in known}
+    if "sampler" in start:  # of those that clip an estimate
+        own = registry.defaults(single["sampler"])
+        start["sampler"] = {k: v for k, v in start["sampler"].items() if k in own}
     raw = merge(start, given)
     resolved: Config = {}
     for name, entries in kinds.items():
