@@ -351,3 +351,22 @@ def test_a_mistake_on_the_host_ends_in_one_line(tmp_path, monkeypatch, capsys):
         "demx: black box: the function raised IndexError: list index out of range; if there is no "
         "energy at some points, return nan there, or say failures=(IndexError,)"
     )
+
+
+CONTROL = {"outer_steps": 2, "inner_steps": 1, "batch_size": 4, "num_steps": 3}
+
+
+@pytest.mark.parametrize("method", ["pis", "dds", "dis"])
+def test_controls_train_on_host_energies(method):
+    settings = {
+        "sampler": CONTROL | ({"beta_max": 4.0} if method == "dis" else {}),
+        "network": {"width": 4, "depth": 1, "embedding": 4},
+        "evaluation": {"every": 0},
+    }
+    target = black_box(bowl, dim=3)
+    fitted = demx.fit(target, method=method, scale=1.0, settings=settings, progress=False)
+    p = fitted.progress
+    assert target.calls == p.energy_calls + p.evaluation_calls > 0
+    settings["sampler"] |= {"loss": "kl"}
+    with pytest.raises(UserError, match="black box has no more than gradients; expected log_var"):
+        demx.fit(target, method=method, scale=1.0, settings=settings, progress=False)

@@ -253,7 +253,8 @@ def _step(
         raise Diverged(
             f"training diverged in outer loop {number + 1}: {100 * skipped:.0f} % of the updates "
             f"were not finite ({told.get('bad', 0)} bad energies). The last good state (loop "
-            f"{number}) is kept. Try a lower learning_rate, a clip of the score "
-            "(clip.max_norm=100), more samples (draws.num_samples) or a larger noise.sigma_min."
+            f"{number}) is kept. Try a lower learning_rate and a tighter clip of "
+            "the score: of idem and pdem clip.max_norm=100, or a larger noise.sigma_min; of pis, "
+            "dds and dis sampler.loss=log_huber, with a smaller sampler.score_clip."
         )
     return new, told

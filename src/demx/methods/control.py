@@ -18,6 +18,7 @@ from demx.methods.control_network import LOSSES, Gate, Guided, effective_share
 from demx.methods.paths import Path, Paths
 from demx.methods.processes import DDSSettings, DISSettings, PISSettings, Settings
 from demx.model import average, flatten
+from demx.targets.black_box import BlackBox
 from demx.types import Info, Method, Samples, Target
 
 CHUNK = 1024  # samples drawn by one compiled call: bounds memory, compiles once
@@ -155,6 +156,11 @@ class Control(eqx.Module):
 
 def engine(target: Target, settings: Settings, network: Network) -> Control:
     """What `pis`, `dds` and `dis` are made from; its `paths.backward` gives the EUBO."""
+    if isinstance(target, BlackBox) and not LOSSES[settings.loss].detached:
+        raise ValueError(
+            f"loss: {settings.loss} differentiates through the energies of a path, of which a "
+            "black box has no more than gradients; expected log_variance or log_huber"
+        )
     paths = Paths(target, settings.process(), settings.score_clip, settings.push_clip)
     return Control(paths, settings, network)
 

@@ -206,7 +206,7 @@ class Settings(eqx.Module):
     gradient_clip: float = 1.0
     optimiser: str = "adam"
     ema: float = 0.999
-    loss: str = "kl"
+    loss: str = "log_variance"
     scale: float = 1.0
     score_clip: float = 100.0
     push_clip: float = 0.0
