@@ -98,7 +98,8 @@ class Info(NamedTuple):
     """What a person wants to see of a step; the next step does not need it. None: has none.
 
     loss: mean loss. gradient_norm: mean norm before clipping. ess: effective share of the
-    importance weights (of matching: of the K samples of an estimate). clipped: share of score
+    importance weights (of matching: of the K samples of an estimate; of a walk, which has none, the
+    share of its moves that was accepted). clipped: share of score
     vectors that were clipped. bad: evaluations and new samples that were not finite. unusable:
     regression points left out because their target was not finite. skipped: share of the updates
     that were not finite and so not made. acceptance: of Metropolis moves. energy_calls: of this
