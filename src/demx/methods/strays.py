@@ -3,8 +3,8 @@
 A share of the regression points lies κ > 1 times as far from x_0 as their noise level says,
 x_t = x_0 + κ σ ε, and is still asked for the score at level σ. The sampler then finds back when it
 has strayed, instead of meeting inputs that it has never seen. At low noise what needs no x_0 knows
-the way, S_K alone or a walk that begins at x_t; at high noise, where these see nothing, the kept x_0
-does.
+the way, S_K alone or a walk that begins at x_t; at high noise, where these see nothing, the kept
+x_0 does.
 """
 
 import equinox as eqx
