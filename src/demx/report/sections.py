@@ -9,6 +9,7 @@ from demx.display import html_table, with_error
 from demx.errors import UserError
 from demx.evaluate import metrics, observables
 from demx.evaluate.profile import Profile, bins_over, profile
+from demx.evaluate.summary import cells
 from demx.report import document, figures, tables
 from demx.report.shown import Shown
 from demx.space import MeanFree
@@ -117,30 +118,37 @@ def weights(shown: Shown) -> str:
 
 
 def modes(shown: Shown) -> str:
-    target, x = shown.fitted.target, shown.even.x
+    """Shares by the weights of the samples, with the errors of their islands."""
+    target, cloud = shown.fitted.target, shown.cloud
     if not all(hasattr(target, name) for name in ("modes", "log_weights")):
         return ""
     centres, true = np.asarray(target.modes), np.exp(np.asarray(target.log_weights, float))
     if len(centres) > MOST_MODES:
         return ""
-    share = metrics.mode_histogram(x, centres)
-    error = np.sqrt(true * (1 - true) / len(x))  # of perfect samples
+    nearest = metrics.nearest_mode(cloud.x, centres)
+    found = cells(nearest, len(centres), cloud.log_weight, cloud.island)
+    share, error = found.share, found.errors_of(true)  # as perfect samples have them
     away = (share - true) / np.maximum(error, 1e-300)
     drawn = figures.svg(lambda axes: figures.modes(axes, share, error, true))
     rows = [["mode", "centre", "true share", "share", "standard errors away"]]
-    for i in np.argsort(-np.abs(away)):
+    for i in np.argsort(-np.abs(share - true if found.groups == 1 else away)):
         place = ", ".join(f"{v:.3g}" for v in centres[i][:3])
         dots = ", …" if centres.shape[1] > 3 else ""
         rows.append([
             str(i), f"({place}{dots})", f"{true[i]:.4f}", with_error(share[i], error[i]),
-            f"{away[i]:+.1f}",
+            "" if np.isnan(away[i]) else f"{away[i]:+.1f}",
         ])  # fmt: skip
-    empty, far = int((share == 0).sum()), int((np.abs(away) > 2).sum())
-    words = (
-        f"Share of {len(x)} samples nearest to each of {len(centres)} modes, with two standard "
-        f"errors. {f'{empty} modes have no sample. ' if empty else ''}{far} are more than two "
-        f"standard errors from the truth; of perfect samples {0.05 * len(centres):.0f} would be."
-    )
+    empty, far = int((found.reached == 0).sum()), int((np.abs(away) > 2).sum())
+    weighted = "" if cloud.log_weight is None else ", by their weights,"
+    words = f"Share of {len(cloud.x)} samples{weighted} nearest to each of {len(centres)} modes, "
+    none = f"{empty} modes have no sample. " if empty else ""
+    if found.groups == 1:
+        words += f"without standard errors: all samples depend on each other. {none}"
+    else:
+        words += (
+            f"with two standard errors. {none}{far} are more than two standard errors from the "
+            f"truth; of perfect samples {0.05 * len(centres):.0f} would be."
+        )
     table = document.folded("Every mode", f'<div class="scroll">{html_table(rows)}</div>')
     return document.section("Modes", document.figure(drawn, words), table)
 
