@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
+from scipy import stats
 
 import demx
 from cases import asymmetric
@@ -203,7 +204,7 @@ def test_modes_of_weighted_islands_are_not_accused(seed):
 
 
 def test_free_energy_of_a_normal(seed, rng):
-    """F = x²/2 + log √2π, within 4 bootstrap errors; errors are √((1-p)/np) of a bin of mass p."""
+    """F = x²/2 + log √2π, within 4 standard errors; these are √((1-p)/np) of a bin of mass p."""
     print("seed", seed)
     n = 20_000
     x = rng.normal(size=n)
@@ -230,6 +231,49 @@ def test_errors_of_a_profile_know_islands(rng):
     edges = np.linspace(-2, 2, 5)
     plain, grouped = profile(x, edges), profile(x, edges, None, np.repeat(np.arange(200), 25))
     np.testing.assert_allclose(grouped.standard_error / plain.standard_error, 5, rtol=0.5)
+
+
+def test_errors_of_a_profile_cover_with_few_chains(seed, rng):
+    """Four slow chains, each about a centre of its own: two errors cover as two of a normal do,
+    95.4 %, by Student's t of a share; of its logarithm within what 400 sets tell, 4σ. Three chains
+    are the fewest that have an error."""
+    print("seed", seed)
+    edges, chains = np.linspace(-2, 2, 9), 4
+    exact = -np.log(np.diff(stats.norm.cdf(edges)) / np.diff(edges))
+    island, covered = np.repeat(np.arange(chains), 200), []
+    for _ in range(400):
+        centre = 0.3 * rng.normal(size=(chains, 1))
+        x = (centre + 0.91**0.5 * rng.normal(size=(chains, 200))).ravel()
+        found = profile(x, edges, None, island)
+        covered.append((abs(found.free_energy - exact) < 2 * found.standard_error).mean())
+    assert abs(np.mean(covered) - 0.954) < 4 * np.std(covered) / len(covered) ** 0.5
+    x[(x > 1.5) & (island > 1)] = 0.0  # the last bin: two chains have samples in it
+    found = profile(x, edges, None, island)
+    assert np.isfinite(found.free_energy[-1]) and np.isnan(found.standard_error[-1])
+    assert np.isfinite(found.standard_error[:-1]).all()
+    assert np.isnan(profile(x, edges, None, 0 * island).standard_error).all()
+
+
+def test_a_band_is_drawn_where_there_are_errors_and_the_caption_says_so(rng):
+    """Not one of width 0 where nothing is known."""
+    x = rng.normal(size=(4000, 2)).astype(np.float32)
+    x[(np.arange(4000) % 4 > 1) & (x[:, 0] > 1), 0] = 0.0  # there are two of four chains
+    hill = FunctionTarget(lambda x: 0.5 * jnp.sum(x * x), Euclidean(2))
+    fitted = types.SimpleNamespace(target=hill)
+    for chains, told in (
+        (None, "with two standard errors."),
+        (4, "with two standard errors, but for bins where fewer than three chains or swarms have"),
+        (1, "without standard errors, which take three chains or swarms"),
+    ):
+        island = None if chains is None else np.arange(4000) % chains
+        cloud = Cloud(x, np.zeros(4000), None, island)
+        shown = Shown(fitted, None, cloud, cloud, None, 0, 0)
+        assert f"-log of the density of x0, {told}" in sections.free_energy(shown, None)
+        axes = figures.free_energy(Figure().add_subplot(), *sections.profiles(shown, None))
+        band = [path.vertices[:, 0].max() for path in axes.collections[0].get_paths()]
+        assert bool(band) == (chains != 1)
+        if chains == 4:
+            assert max(band) < 1.1 < axes.lines[0].get_xdata().max()
 
 
 def test_plots_are_axes(plane, cluster):
@@ -498,10 +542,20 @@ def test_units_of_atoms_are_named(rng):
     """Of other targets an energy is a number, and a length is one of x."""
     x = rng.normal(size=(30, 3, 3)).astype(np.float32)
     cloud = Cloud(x, rng.normal(size=30))
-    about = {"space": MeanFree(3, 3), "temperature": 20.0, "trap": 0.1, "angstrom": 1.0}
-    for named in (about, {"space": about["space"]}):
+    plain = {"space": MeanFree(3, 3), "log_density": lambda x: 0.0}
+    about = {**plain, "temperature": 20.0, "trap": 0.1, "angstrom": 1.0}
+    for named in (about, plain):
         fitted = types.SimpleNamespace(target=types.SimpleNamespace(**named))
         shown = Shown(fitted, None, cloud, cloud, None, 0, 0)
         page = sections.energies(shown) + sections.distances(shown)
         told = ["energy / kT", "In units of kT at 20 K, with the trap.", "distance / Å"]
         assert [words in page for words in told] == [named is about] * 3
+        for coordinate, unit in (
+            ("distance:0,1", " / Å"), ("radius_of_gyration", " / Å"), ("x0", " / Å"),
+            ("energy", " / kT"),
+        ):  # fmt: skip
+            name, _ = sections.named(coordinate, fitted.target)
+            assert name == coordinate.replace("_", " ") + unit * (named is about)
+    assert sections.named(None, types.SimpleNamespace(**about))[0] == "radius of gyration / Å"
+    four = types.SimpleNamespace(**{**plain, "space": MeanFree(4, 3)})
+    assert sections.named("dihedral:0,1,2,3", four)[0] == "dihedral:0,1,2,3 / °"
