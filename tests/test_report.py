@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import io
 import re
 import shlex
 import sys
@@ -20,6 +21,7 @@ import demx
 from cases import asymmetric
 from demx import cli, config, resolve
 from demx.budget import Budget
+from demx.display import with_error
 from demx.drawing import Drawing
 from demx.errors import UserError
 from demx.evaluate.profile import bins_over, profile
@@ -369,6 +371,30 @@ def test_small_tables(plane):
     # also of what is being traced, where there are no numbers yet
     jax.jit(lambda s: repr(s) and s.x)(drawn._replace(bad=0))
     assert demx.Samples is Samples
+
+
+@pytest.mark.parametrize("value, error, wanted", [
+    (4.531, 0.08, "4.53 ± 0.08"), (1.0, 4e-17, "1"), (-326.41235, 2e-5, "-326.4"),
+    (-326.41235, 4e-5, "-326.41235 ± 0.00004"), (0.0, 1e-9, "0.0000000000 ± 0.0000000010"),
+])  # fmt: skip
+def test_what_rounding_makes_is_no_error(value, error, wanted):
+    """Below the 10⁻⁷ of single precision; of 0 nothing is rounded."""
+    assert with_error(value, error) == wanted
+
+
+def test_a_line_of_progress_is_one_line_of_a_file():
+    text = io.StringIO()
+    console = Console(file=text, width=80)
+    with ProgressLine(10**6, Budget(), 5, console, lambda: 5000) as line:
+        metrics = {
+            "loss": 2.5,
+            "clipped": 0.125,
+            "bad": 3,
+            "evaluation": dict.fromkeys("abcdef", 1),
+        }
+        line(Progress(step=10**5, energy_calls=10**9, seconds=1e5), metrics)
+    (said,) = text.getvalue().splitlines()
+    assert len(said) > 80 and said.startswith("loop 100000/") and said.endswith("f 1")
 
 
 def test_progress_in_a_notebook(monkeypatch):
