@@ -1,6 +1,7 @@
 """Floors, and samplers that are known to be bad: each is seen by the metric that should see it."""
 
 import functools
+import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -264,6 +265,15 @@ def test_few_perfect_samples_may_miss_modes():
     found = compare(target, ruler.validation[:100], ruler, n=50)
     assert found.metrics["modes_hit"].value < 40
     assert verdict.word("modes_hit", found.metrics["modes_hit"]) == "all"
+
+
+def test_modes_are_counted_of_all_there_are():
+    """Not of those that so few perfect samples meet: of 30 draws 40 (1 - (39/40)³⁰) = 21 modes, or
+    some more, since the modes overlap."""
+    target, ruler = sets("gmm40")
+    far = np.full((30, 2), 1e3, np.float32) + np.random.default_rng(0).normal(size=(30, 2))
+    said = " ".join(verdict.sentences(compare(target, far.astype(np.float32), ruler, n=30)))
+    assert re.search(r"40 of 40 modes missing \(perfect samples of that number miss 1\d\)", said)
 
 
 def test_a_reference_that_failed_is_announced():

@@ -30,7 +30,8 @@ WORK = 4e9  # of one metric: about a minute; fewer blocks are taken where it wou
 class Metric(NamedTuple):
     """A value, its standard error, and the same for perfect samples (None: not known).
 
-    worst: what no sampler can exceed (1 of a total variation) or what one without any spread gets.
+    worst: what no sampler can exceed (1 of a total variation, the number of modes) or what one
+    without any spread gets.
     """
 
     value: float
@@ -272,8 +273,9 @@ def _mode_metrics(target: Target, cloud: Cloud) -> dict[str, Metric]:
     hits = [metrics.modes_hit(e, modes, scale) for e in exact]
     hit = metrics.modes_hit(cloud.x, modes, scale)
     spread = float(np.std(hits, ddof=1))  # of one set, as the samples are
+    found = Metric(hit, spread, float(np.mean(hits)), 0.0, count, True, float(len(modes)))
     return {
-        "modes_hit": Metric(hit, spread, float(np.mean(hits)), 0.0, count, two_sided=True),
+        "modes_hit": found,
         "mode_tv": judge(lambda x: metrics.mode_tv(x, modes, weight), 1.0),
         "outside_share": judge(lambda x: metrics.outside_share(x, modes, scale))._replace(
             two_sided=True

@@ -7,7 +7,9 @@ from demx.evaluate.evaluation import Evaluation, Metric
 # Vehtari et al. (2024): beyond it the mean of the weights converges too slowly to be believed
 RELIABLE_K = 0.7
 SLIGHT = 3.5  # standard errors
-APART = 1.1  # R-hat beyond which chains are nowhere near each other
+# R-hat beyond which chains are nowhere near each other, or, if that is more, twice as far from 1 as
+# perfect ones may be
+APART = 1.1
 LONGER = "--set sampler.outer_steps=…, in a new run, lets them go on for longer"
 FEW = 0.1  # effective share of the weights below which reweighting rests on few samples
 
@@ -97,7 +99,9 @@ def sentences(found: Evaluation) -> list[str]:
 
 def _how_far(name: str, metric: Metric) -> str:
     if name == "modes_hit":
-        return f"{metric.floor - metric.value:.0f} of {metric.floor:.0f} modes missing"
+        told = f"{metric.worst - metric.value:.0f} of {metric.worst:.0f} modes missing"
+        chance = metric.worst - metric.floor
+        return told + f" (perfect samples of that number miss {chance:.0f})" * (chance >= 0.5)
     side = "below" if metric.value < metric.floor else "above"
     gap = abs(metric.gap)
     far = f"{gap:.0f}" if gap < 100 else "more than 100"
@@ -110,7 +114,7 @@ def _agreement(rhat: Metric) -> str:
         return "do not move"
     if rhat.value < rhat.floor:
         return "agree"
-    return "nearly agree" if rhat.value < APART else "disagree"
+    return "nearly agree" if rhat.value < max(APART, 2 * rhat.floor - 1) else "disagree"
 
 
 def _chains(found: Evaluation) -> list[str]:
