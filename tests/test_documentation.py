@@ -15,6 +15,7 @@ import demx
 import snippets
 from demx import api, cli, resolve, ruler
 from demx.config import parse_set
+from demx.evaluate.observables import ANYWHERE, OF_PARTICLES
 from demx.methods import METHODS
 from demx.targets import TARGETS
 
@@ -152,6 +153,12 @@ def test_commands_in_the_text_have_these_options(capsys):
             assert name in known, f"{document.name}: demx {name}"
             for option in re.findall(r"--[\w-]+", rest):
                 assert option in known[name], f"{document.name}: demx {name} {option}"
+
+
+def test_coordinates_by_name_are_in_the_help(capsys):
+    help_ = shown(capsys, "report")
+    for name in (*ANYWHERE, *OF_PARTICLES, "distance:0,1", "dihedral:i,j,k,l"):
+        assert name in help_
 
 
 @pytest.mark.parametrize("name", ["", *cli.COMMANDS])
