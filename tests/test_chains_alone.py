@@ -9,7 +9,7 @@ import demx
 from demx.budget import Budget
 from demx.config import build_method
 from demx.evaluate.convergence import mixing, rhat, rhat_of_perfect
-from demx.evaluate.evaluation import compare
+from demx.evaluate.evaluation import Metric, compare
 from demx.evaluate.verdict import sentences, word
 from demx.report.figures import GRID
 from demx.resolve import resolve
@@ -63,6 +63,15 @@ def test_short_chains_in_two_basins_never_agree(rng, count, length):
     assert ("rhat" in found) == (count == 64 or length == 25)
     if "rhat" in found:
         assert word("rhat", found["rhat"]) == "chains disagree"
+
+
+@pytest.mark.parametrize("bound, value, wanted", [
+    (1.01, 1.05, "nearly agree"), (1.01, 1.11, "disagree"),
+    (1.127, 1.134, "nearly agree"), (1.127, 1.26, "disagree"), (1.19, 1.3, "nearly agree"),
+])  # fmt: skip
+def test_chains_hardly_beyond_what_perfect_ones_have_nearly_agree(bound, value, wanted):
+    """Also where perfect ones may be beyond 1.1: up to twice as far from 1."""
+    assert word("rhat", Metric(value, np.nan, bound, 0.0, 100)) == f"chains {wanted}"
 
 
 def test_every_coordinate_is_looked_at(rng):

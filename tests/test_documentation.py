@@ -15,6 +15,7 @@ import demx
 import snippets
 from demx import api, cli, resolve, ruler
 from demx.config import parse_set
+from demx.evaluate.observables import ANYWHERE, OF_PARTICLES
 from demx.methods import METHODS
 from demx.targets import TARGETS
 
@@ -46,16 +47,50 @@ def test_every_block_has_a_language():
             assert one.language in known, f"{document.name}:{one.line}: {one.language!r}"
 
 
-def patterns():
-    """What demx can say of samples: its f-strings, with anything where they have a value."""
+def judging():
+    """The code that says something of samples, parsed."""
     package = snippets.ROOT / "src" / "demx"
     names = ("assessment.py", "drawing.py", "fitted.py")
     for path in (*(package / name for name in names), *(package / "evaluate").glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-            words = [getattr(part, "value", None) for part in parts]
-            if sum(len(word) for word in words if isinstance(word, str)) > 12:
-                yield "".join(re.escape(w) if isinstance(w, str) else ".+" for w in words)
+        yield ast.parse(path.read_text())
+
+
+def in_words(node):
+    """The words of a string, in pieces: None where it has a value."""
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    words = [getattr(part, "value", None) for part in parts]
+    # a string that is formatted later has its values at braces
+    words = [re.split("({})", word) if isinstance(word, str) else ["{}"] for word in words]
+    return [None if word == "{}" else word for split in words for word in split]
+
+
+def letters(words):
+    return sum(len(word) for word in words if word)
+
+
+def as_pattern(words):
+    return "".join(".+" if word is None else re.escape(word) for word in words)
+
+
+def patterns():
+    """What demx can say of samples: its f-strings, with anything where they have a value."""
+    for tree in judging():
+        for words in map(in_words, ast.walk(tree)):
+            if letters(words) > 12:
+                yield as_pattern(words)
+
+
+def sentences():
+    """What a verdict can say, whole: strings that end in a full stop and are no docstrings."""
+    for tree in judging():
+        nodes = [*ast.walk(tree)]
+        inner = {part for node in nodes if isinstance(node, ast.JoinedStr | ast.Expr)
+                 for part in ast.iter_child_nodes(node)}  # fmt: skip
+        for node in nodes:
+            words = in_words(node)
+            whole = node not in inner and (words[-1] or "").endswith(".")
+            if whole and letters(words) > 12:
+                yield words
 
 
 def printed_sentences():
@@ -79,6 +114,31 @@ def test_sentences_in_printed_output_are_still_said():
     assert {name for name, _ in sentences} >= {"first-energy.md", "verdict.md", "tutorial.ipynb"}
     for name, line in sentences:
         assert said.fullmatch(line), f"{name}: {line}"
+
+
+def explained():
+    """The sentences that docs/verdict.md explains, up to where it cuts them short."""
+    text = (snippets.ROOT / "docs" / "verdict.md").read_text().split("## The sentences")[1]
+    return [
+        " ".join(bold.split()).rstrip(" .…:;") for bold in re.findall(r"\*\*(.+?)\*\*", text, re.S)
+    ]
+
+
+def begins(words, entry):
+    """Whether an entry, which has … for a value, is a sentence or its beginning."""
+    one_by_one = [one for word in words for one in ([None] if word is None else word)]
+    starts = (one_by_one[:i] for i in range(len(one_by_one)))
+    return any(re.fullmatch(as_pattern(s), entry) for s in starts if letters(s) >= 12)
+
+
+def test_every_sentence_of_a_verdict_is_explained():
+    """And nothing is explained that is never said."""
+    entries, said = explained(), [*sentences()]
+    assert len(said) > 30 and "A chain never moved" in " ".join(words[0] or "" for words in said)
+    missing = [words for words in said if not any(begins(words, entry) for entry in entries)]
+    assert not missing
+    idle = [entry for entry in entries if not any(begins(words, entry) for words in said)]
+    assert not idle
 
 
 def commands():
@@ -152,6 +212,12 @@ def test_commands_in_the_text_have_these_options(capsys):
             assert name in known, f"{document.name}: demx {name}"
             for option in re.findall(r"--[\w-]+", rest):
                 assert option in known[name], f"{document.name}: demx {name} {option}"
+
+
+def test_coordinates_by_name_are_in_the_help(capsys):
+    help_ = shown(capsys, "report")
+    for name in (*ANYWHERE, *OF_PARTICLES, "distance:0,1", "dihedral:i,j,k,l"):
+        assert name in help_
 
 
 @pytest.mark.parametrize("name", ["", *cli.COMMANDS])

@@ -1,14 +1,20 @@
 """Floors, and samplers that are known to be bad: each is seen by the metric that should see it."""
 
 import functools
+import re
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 from demx.config import build_target
 from demx.evaluate import reference, verdict
 from demx.evaluate.densities import judge, weight_metrics
 from demx.evaluate.evaluation import Cloud, batched_energies, compare, floors
+from demx.evaluate.outliers import outliers
+from demx.space import Euclidean
+from demx.targets.function import FunctionTarget
 from demx.targets.gaussian_mixture import gmm40
 
 FAR = 4  # standard errors beyond which a bad sampler must be seen
@@ -177,6 +183,45 @@ def test_a_mean_energy_far_above_the_median_is_told(name):
     assert told == [False, True]
 
 
+@pytest.mark.parametrize("dof", [1, 2])
+def test_no_mean_energy_of_perfect_chains_is_called_far_above_the_median(dof, seed):
+    """½χ² has the mean above the median, but a width that four chains hardly know is not asked.
+
+    By Markov's law the far ones raise the mean by a width in a share of at most E[(E - m) 1_far]/w,
+    w at least 1 kT and "far" 10 of them above the upper quartile: 4·10⁻⁵ with one dof, 1.3·10⁻⁴
+    with two, and twice that for quartiles that are those of 1000 samples. Of 200 sets, + 4σ: < 1.
+    """
+    n, sets, rng = 1000, 200, np.random.default_rng(seed)
+    print("seed", seed)
+    law = stats.chi2(dof, scale=0.5)
+    far = law.ppf(0.75) + 10
+    most = 2 * sets * law.expect(lambda e: e - law.median(), lb=far, ub=200)
+    target = FunctionTarget(lambda x: 0.5 * jnp.sum(x * x), Euclidean(dof))
+    alarms = 0
+    for _ in range(sets):
+        x = rng.normal(size=(n, dof)).astype(np.float32)
+        energies = 0.5 * (x * x).sum(axis=1)
+        found = compare(target, x, energies=energies, island=np.arange(n) % 4)
+        alarms += any("far above the median" in said for said in verdict.sentences(found))
+    assert most + 4 * most**0.5 < 1
+    assert alarms == 0
+
+
+def test_huge_energies_of_chains_are_told_without_a_correction():
+    """Three of a thousand: chains are told to go on, others to be corrected."""
+    x = np.random.default_rng(0).normal(size=(1000, 2)).astype(np.float32)
+    energies = 0.5 * (x * x).sum(axis=1)
+    energies[[1, 500, 777]] = 1e6
+    target = FunctionTarget(lambda x: 0.5 * jnp.sum(x * x), Euclidean(2))
+    for island, advice in ((None, "--correct hmc"), (np.arange(1000) % 4, "go on for longer")):
+        said = verdict.sentences(compare(target, x, energies=energies, island=island))
+        told = next(one for one in said if "far above the median" in one)
+        assert "3 of 1000 samples have energies that p hardly knows" in told
+        assert advice in told and ("correct" in told) == (island is None)
+    # 3 kT more are no outliers, however narrow the bulk of the others is
+    assert not outliers(np.where(np.arange(1000) % 100, 0.0, 3.0)).telling
+
+
 def test_weights_are_judged(seed):
     rng = np.random.default_rng(seed)
     light = weight_metrics(0.1 * rng.normal(size=2000), log_z=0.0)
@@ -220,6 +265,15 @@ def test_few_perfect_samples_may_miss_modes():
     found = compare(target, ruler.validation[:100], ruler, n=50)
     assert found.metrics["modes_hit"].value < 40
     assert verdict.word("modes_hit", found.metrics["modes_hit"]) == "all"
+
+
+def test_modes_are_counted_of_all_there_are():
+    """Not of those that so few perfect samples meet: of 30 draws 40 (1 - (39/40)³⁰) = 21 modes, or
+    some more, since the modes overlap."""
+    target, ruler = sets("gmm40")
+    far = np.full((30, 2), 1e3, np.float32) + np.random.default_rng(0).normal(size=(30, 2))
+    said = " ".join(verdict.sentences(compare(target, far.astype(np.float32), ruler, n=30)))
+    assert re.search(r"40 of 40 modes missing \(perfect samples of that number miss 1\d\)", said)
 
 
 def test_a_reference_that_failed_is_announced():

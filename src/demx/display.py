@@ -4,16 +4,21 @@ import html
 import math
 from collections.abc import Sequence
 
+ROUNDING = 1e-7  # of the value, in single precision
+
 
 def number(value: float | None, digits: int = 4) -> str:
     return "" if value is None else f"{value:.{digits}g}"
 
 
 def with_error(value: float | None, error: float | None) -> str:
-    """4.53 ± 0.08: the value to the digit that its error can tell."""
+    """4.53 ± 0.08: the value to the digit that its error can tell; an error that rounding alone
+    would make is none."""
     if value is None:
         return ""
     if not error or not math.isfinite(error) or not math.isfinite(value):
+        return number(value)
+    if error < ROUNDING * abs(value):
         return number(value)
     leading = math.floor(math.log10(error))
     # one digit of the error, two where the first is a 1

@@ -63,12 +63,16 @@ class ProgressLine:
         elif self.console.is_terminal:
             self.live.stop()
         elif self.latest:
-            self.console.print(self.latest, highlight=False)
+            self._say(self.latest)
 
     def stopping(self) -> None:
         """Tell that a request to stop was heard."""
         what = "this loop" if self.asked is None else "the energy call under way"
-        self.console.print(f"stopping after {what}; Ctrl-C once more stops at once")
+        self._say(f"stopping after {what}; Ctrl-C once more stops at once")
+
+    def _say(self, text: str) -> None:
+        """One line, however long: a file has no width to break it at."""
+        self.console.print(text, highlight=False, soft_wrap=True)
 
     def _beat(self) -> None:
         """How far the loop under way is, by the calls it has made."""
@@ -89,7 +93,7 @@ class ProgressLine:
         elif time.monotonic() - self.last_print > EVERY - 1:
             self.last_print = time.monotonic()
             number = len(self.history) and self.history[-1].get("step", 0)
-            self.console.print(f"loop {number + 1}: {said}", highlight=False)
+            self._say(f"loop {number + 1}: {said}")
 
     def _left(self, progress: Progress) -> float:
         """Seconds to go, to the end that is foreseen or that of the time."""
@@ -150,7 +154,7 @@ class ProgressLine:
         self.latest = "  ".join(f"{name} {value}" for name, value in cells.items())
         if now - self.last_print > 10:
             self.last_print = now
-            self.console.print(self.latest, highlight=False)
+            self._say(self.latest)
             self.latest = ""
 
 

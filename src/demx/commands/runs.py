@@ -196,8 +196,8 @@ def report(
         samples: a file that `demx sample` has written, to show and judge instead of new samples.
         coordinate: what the free energy is shown along: energy, norm, x0 (the default), x1, …; of
             particles also radius_of_gyration (the default), smallest_distance, mean_distance,
-            largest_distance, and distance:0,1 of the first two; of a NumPyro model its sites, such
-            as mean or shift[0].
+            largest_distance, distance:0,1 of the first two, and in space dihedral:i,j,k,l of four;
+            of a NumPyro model its sites, such as mean or shift[0].
     """
     from demx.report import html
 

@@ -19,6 +19,7 @@ from demx.display import html_table, text_table, with_error
 from demx.evaluate import metrics
 from demx.evaluate.clouds import PARTS, Cloud, Comparison, comparisons
 from demx.evaluate.convergence import mixing
+from demx.evaluate.outliers import Outliers, outliers
 from demx.evaluate.reference import Reference
 from demx.evaluate.summary import summarise
 from demx.types import Target
@@ -29,7 +30,8 @@ WORK = 4e9  # of one metric: about a minute; fewer blocks are taken where it wou
 class Metric(NamedTuple):
     """A value, its standard error, and the same for perfect samples (None: not known).
 
-    worst: what no sampler can exceed (1 of a total variation) or what one without any spread gets.
+    worst: what no sampler can exceed (1 of a total variation, the number of modes) or what one
+    without any spread gets.
     """
 
     value: float
@@ -69,7 +71,8 @@ UNMET = "The reference itself did not meet its diagnostics: read what follows wi
 
 
 class Evaluation(NamedTuple):
-    """Metrics by name; bad: samples that are not finite, left out and shown."""
+    """Metrics by name; bad: samples that are not finite, left out and shown. outliers: energies far
+    above the others'. of_chains: the samples are states of chains that take turns."""
 
     metrics: dict[str, Metric]
     n: int
@@ -78,6 +81,8 @@ class Evaluation(NamedTuple):
     energy_calls: int
     notes: tuple[str, ...] = ()  # what the reader must know first
     left_out: tuple[str, ...] = ()  # what was not computed, and how to get it
+    outliers: Outliers | None = None
+    of_chains: bool = False
 
     def _rows(self) -> list[list[str]]:
         lines = [["metric", "n", "value", "floor"]]
@@ -183,8 +188,9 @@ def compare(
     elif cloud.island is not None and bad:
         notes += (SHIFTED,)
     found = _means(cloud) | _chain_metrics(target, cloud, bad)
+    about = {"outliers": outliers(cloud.energy), "of_chains": _chains(island) > 0}
     if reference is None:
-        return Evaluation(found, min(n, count), max(1, count // n), bad, calls, notes)
+        return Evaluation(found, min(n, count), max(1, count // n), bad, calls, notes, **about)
     n = min(n, count, len(reference.test), len(reference.validation))
     truth = Cloud(reference.test, batched_energies(target, reference.test))
     for name, true in _means(truth).items():
@@ -203,7 +209,7 @@ def compare(
     if all(hasattr(target, name) for name in ("modes", "mode_scale", "log_weights", "sample")):
         found |= _mode_metrics(target, cloud)
     notes += () if reference.passed else (UNMET,)
-    return Evaluation(found, n, len(samples), bad, calls, notes)
+    return Evaluation(found, n, len(samples), bad, calls, notes, **about)
 
 
 def _numbers(island: np.ndarray | None, good: np.ndarray) -> np.ndarray | None:
@@ -219,13 +225,19 @@ def _means(cloud: Cloud) -> dict[str, Metric]:
     }
 
 
+def _chains(island: np.ndarray | None) -> int:
+    """How many chains take turns in the samples; 0: they are not of chains."""
+    if island is None:
+        return 0
+    count = int(island.max()) + 1
+    return count if np.array_equal(island, np.arange(len(island)) % count) else 0
+
+
 def _chain_metrics(target: Target, cloud: Cloud, bad: int) -> dict[str, Metric]:
     """R-hat, beside what chains that agree are below, and effective samples of chains that take
     turns; a state left out would shift turns."""
-    if cloud.island is None or bad:
-        return {}
-    count = int(cloud.island.max()) + 1
-    if not np.array_equal(cloud.island, np.arange(len(cloud.island)) % count):
+    count = 0 if bad else _chains(cloud.island)
+    if not count:
         return {}
     told = mixing(target, cloud.x, cloud.energy, count)
     if told is None:
@@ -261,8 +273,9 @@ def _mode_metrics(target: Target, cloud: Cloud) -> dict[str, Metric]:
     hits = [metrics.modes_hit(e, modes, scale) for e in exact]
     hit = metrics.modes_hit(cloud.x, modes, scale)
     spread = float(np.std(hits, ddof=1))  # of one set, as the samples are
+    found = Metric(hit, spread, float(np.mean(hits)), 0.0, count, True, float(len(modes)))
     return {
-        "modes_hit": Metric(hit, spread, float(np.mean(hits)), 0.0, count, two_sided=True),
+        "modes_hit": found,
         "mode_tv": judge(lambda x: metrics.mode_tv(x, modes, weight), 1.0),
         "outside_share": judge(lambda x: metrics.outside_share(x, modes, scale))._replace(
             two_sided=True

@@ -93,9 +93,14 @@ def _histogram_tv(x: np.ndarray, y: np.ndarray, bins: int) -> float:
     return float(0.5 * (np.abs(count_x / len(x) - count_y / len(y)).sum() + outside))
 
 
+def nearest_mode(x: np.ndarray, modes: np.ndarray) -> np.ndarray:
+    """Which of the modes (M, dim) each sample is nearest to: (n,)."""
+    return cdist(x, modes).argmin(axis=1)
+
+
 def mode_histogram(x: np.ndarray, modes: np.ndarray) -> np.ndarray:
     """Share of the samples nearest to each mode: (M,), sums to 1."""
-    return np.bincount(cdist(x, modes).argmin(axis=1), minlength=len(modes)) / len(x)
+    return np.bincount(nearest_mode(x, modes), minlength=len(modes)) / len(x)
 
 
 def modes_hit(x: np.ndarray, modes: np.ndarray, scale: np.ndarray, within: float = 3.0) -> int:

@@ -1,18 +1,18 @@
-"""Free energy along a coordinate: F(s) = -log p(s), in units of kT, with bootstrap errors."""
+"""Free energy along a coordinate: F(s) = -log p(s), in units of kT, with standard errors."""
 
 from typing import NamedTuple
 
 import numpy as np
 
-from demx.evaluate.summary import shares
+from demx.evaluate.summary import cells, student
 
-REPEATS = 200
-FEWEST = 3  # samples of a bin that says anything
+FEWEST = 3  # samples of a bin that says anything; islands with some, of one that has an error
 OUTER = 0.002  # share of the values left to both sides of the bins
 
 
 class Profile(NamedTuple):
-    """centres, free_energy, standard_error: (bins,); nan where a bin has too few samples."""
+    """centres, free_energy, standard_error: (bins,); nan where a bin has too few samples, and the
+    error also where they are of too few islands."""
 
     centres: np.ndarray
     free_energy: np.ndarray
@@ -37,43 +37,27 @@ def profile(
     edges: np.ndarray,
     log_weight: np.ndarray | None = None,
     island: np.ndarray | None = None,
-    seed: int = 0,
 ) -> Profile:
     """-log of the density in every bin, normalised over all samples: values, log_weight: (n,).
 
-    The bootstrap draws samples, or whole islands where there are some, with replacement.
+    Of a share p of the samples -log p has the error of p, divided by p. With few islands it is
+    enlarged as Student's t asks for.
     """
     good = np.isfinite(values)
     if log_weight is not None:
         good &= np.isfinite(log_weight)
-    values = np.asarray(values, float)[good]
-    share = shares(None if log_weight is None else log_weight[good], len(values))
-    group = np.arange(len(values)) if island is None else np.unique(
-        island[good], return_inverse=True)[1]  # fmt: skip
+    log_weight, island = (None if a is None else a[good] for a in (log_weight, island))
+    values, bins = np.asarray(values, float)[good], len(edges) - 1
     place = np.searchsorted(edges, values, side="right") - 1
-    inside = (place >= 0) & (place < len(edges) - 1)
-    cells, width = len(edges) - 1, np.diff(edges)
-    # (groups, cells): what each group adds to each bin; the last column is what lies outside
-    table = np.zeros((group.max() + 1, cells + 1))
-    np.add.at(table, (group, np.where(inside, place, cells)), share)
-    count = np.bincount(place[inside], minlength=cells)
-
-    def free_energy(mass: np.ndarray) -> np.ndarray:
-        total = mass.sum(axis=-1, keepdims=True)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return -np.log(mass[..., :-1] / total / width)
-
-    rng = np.random.default_rng(seed)
-    groups = len(table)
-    again = np.stack([
-        rng.multinomial(groups, np.full(groups, 1 / groups)) @ table for _ in range(REPEATS)
-    ])  # fmt: skip
-    drawn = free_energy(again)
-    drawn = np.where(np.isfinite(drawn), drawn, np.nan)
-    told = count >= FEWEST
-    error = np.full(cells, np.nan)
-    known = told & (np.isfinite(drawn).sum(axis=0) > 1)
-    if groups > 1 and known.any():
-        error[known] = np.nanstd(drawn[:, known], axis=0, ddof=1)
-    found = np.where(told, free_energy(table.sum(axis=0)), np.nan)
-    return Profile(0.5 * (edges[1:] + edges[:-1]), found, error)
+    place[(place < 0) | (place >= bins)] = bins  # what lies outside is one cell more
+    found = cells(place, bins + 1, log_weight, island)
+    share, enough = found.share[:-1], np.bincount(place, minlength=bins + 1)[:-1] >= FEWEST
+    with np.errstate(divide="ignore", invalid="ignore"):
+        free_energy = -np.log(share / np.diff(edges))
+        error = found.standard_error[:-1] / share * student(found.groups - 1)
+    told = enough & (found.reached[:-1] >= FEWEST)
+    return Profile(
+        0.5 * (edges[1:] + edges[:-1]),
+        np.where(enough, free_energy, np.nan),
+        np.where(told, error, np.nan),
+    )

@@ -7,7 +7,10 @@ from demx.evaluate.evaluation import Evaluation, Metric
 # Vehtari et al. (2024): beyond it the mean of the weights converges too slowly to be believed
 RELIABLE_K = 0.7
 SLIGHT = 3.5  # standard errors
-APART = 1.1  # R-hat beyond which chains are nowhere near each other
+# R-hat beyond which chains are nowhere near each other, or, if that is more, twice as far from 1 as
+# perfect ones may be
+APART = 1.1
+LONGER = "--set sampler.outer_steps=…, in a new run, lets them go on for longer"
 FEW = 0.1  # effective share of the weights below which reweighting rests on few samples
 
 
@@ -96,7 +99,9 @@ def sentences(found: Evaluation) -> list[str]:
 
 def _how_far(name: str, metric: Metric) -> str:
     if name == "modes_hit":
-        return f"{metric.floor - metric.value:.0f} of {metric.floor:.0f} modes missing"
+        told = f"{metric.worst - metric.value:.0f} of {metric.worst:.0f} modes missing"
+        chance = metric.worst - metric.floor
+        return told + f" (perfect samples of that number miss {chance:.0f})" * (chance >= 0.5)
     side = "below" if metric.value < metric.floor else "above"
     gap = abs(metric.gap)
     far = f"{gap:.0f}" if gap < 100 else "more than 100"
@@ -109,7 +114,7 @@ def _agreement(rhat: Metric) -> str:
         return "do not move"
     if rhat.value < rhat.floor:
         return "agree"
-    return "nearly agree" if rhat.value < APART else "disagree"
+    return "nearly agree" if rhat.value < max(APART, 2 * rhat.floor - 1) else "disagree"
 
 
 def _chains(found: Evaluation) -> list[str]:
@@ -121,37 +126,33 @@ def _chains(found: Evaluation) -> list[str]:
     worth = f"their {worth.n} samples are worth about {many} independent ones"
     word = _agreement(rhat)
     told = f"The chains {word} (R-hat {rhat.value:.3f}, perfect ones are below {rhat.floor:.4g})"
-    longer = "--set sampler.outer_steps=…, in a new run, lets them go on for longer"
     if word == "do not move":
         return ["A chain never moved: every proposal was refused. Another --scale may help."]
     if word == "agree":
         return [f"{told}, and {worth}; a basin that none of them has met would not show."]
     if word == "nearly agree":
-        return [f"{told}, and {worth}: means are rough. More samples help, and {longer}."]
+        return [f"{told}, and {worth}: means are rough. More samples help, and {LONGER}."]
     return [
         f"{told}: they are not at equilibrium yet, or sit in different basins. With the first "
-        f"{longer}; with the second method tempering helps."
+        f"{LONGER}; with the second method tempering helps."
     ]
 
 
 def _outliers(found: Evaluation) -> list[str]:
-    """A mean energy more than a typical width above the median: a few samples are far too high.
-
-    The width is what the median's standard error says of the bulk, √n/1.25 of it for a normal one;
-    by skewness alone the mean of an exponential energy is a third of it above the median.
-    """
-    mean, median = (found.metrics.get(f"energy_{name}") for name in ("mean", "median"))
-    if mean is None or median is None or not np.isfinite(median.standard_error):
+    """A few energies so far above the others that the mean is theirs."""
+    if found.outliers is None or not found.outliers.telling:
         return []
-    width = median.standard_error * np.sqrt(median.n) / 1.25
-    if mean.value - median.value <= max(width, 4 * median.standard_error):
-        return []
-    return [
-        f"The mean energy, {mean.value:.4g}, is far above the median, {median.value:.4g}: a few "
-        "samples have energies that p hardly knows (particles that overlap, most often), and every "
-        "mean over the samples suffers. Correction (--correct hmc) mends those, training longer "
-        "makes fewer."
-    ]
+    mean, median = (found.metrics[f"energy_{name}"] for name in ("mean", "median"))
+    told = (
+        f"The mean energy, {mean.value:.4g}, is far above the median, {median.value:.4g}: "
+        f"{found.outliers.count} of {mean.n} samples have energies that p hardly knows (particles "
+        "that overlap, most often), and every mean over the samples suffers."
+    )
+    if found.of_chains:  # which a correction would only go on with
+        return [
+            f"{told} Chains that are still coming down from where they began have such; {LONGER}."
+        ]
+    return [f"{told} Correction (--correct hmc) mends those, training longer makes fewer."]
 
 
 def _modes(found: Evaluation) -> list[str]:

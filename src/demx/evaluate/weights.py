@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import ArrayLike
-from scipy.special import ndtr, stdtrit
+
+from demx.evaluate.summary import student
 
 
 class Estimate(NamedTuple):
@@ -60,7 +61,7 @@ def log_z_is(log_weight: np.ndarray, island: np.ndarray | None = None) -> Estima
     if count == 1:
         return Estimate(float(value), float("nan"))
     error = (np.sum(groups**2) * count / (count - 1)) ** 0.5 / len(w)
-    return Estimate(float(value), float(error * stdtrit(count - 1, ndtr(2.0)) / 2))
+    return Estimate(float(value), float(error * student(count - 1)))
 
 
 def log_z_lower(log_weight: np.ndarray) -> Estimate:

@@ -174,7 +174,7 @@ def free_energy(axes: Axes, name: str, found: Profile, reference: Profile | None
         if line is None:
             continue
         low = line.lowered(zero)
-        error = 2 * np.nan_to_num(low.standard_error)
+        error = 2 * low.standard_error  # where there is none, there is no band
         axes.fill_between(
             low.centres, low.free_energy - error, low.free_energy + error, color=colour,
             alpha=0.25, lw=0,

@@ -56,7 +56,8 @@ class Plot:
     def energies(self, ax: Axes | None = None) -> Axes:
         """Their distribution, beside the reference's."""
         true = self.shown.reference and self.shown.reference.energy
-        return figures.histogram(ax or figures.new_axes(), "energy", self.shown.even.energy, true)
+        name = sections.energy_axis(self.fitted.target)
+        return figures.histogram(ax or figures.new_axes(), name, self.shown.even.energy, true)
 
     def distances(self, ax: Axes | None = None) -> Axes:
         """Of all pairs of particles, beside the reference's."""
@@ -65,7 +66,8 @@ class Plot:
         x, reference = self.shown.even.x, self.shown.reference
         true = None if reference is None else metrics.distances(reference.x[: len(x)]).ravel()
         pairs = metrics.distances(x).ravel()
-        return figures.histogram(ax or figures.new_axes(), "interparticle distance", pairs, true)
+        name = sections.length_axis("interparticle distance", self.fitted.target)
+        return figures.histogram(ax or figures.new_axes(), name, pairs, true)
 
     def weights(self, ax: Axes | None = None) -> Axes:
         """Importance weights: of a perfect sampler all are on the dashed line."""

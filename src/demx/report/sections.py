@@ -9,6 +9,7 @@ from demx.display import html_table, with_error
 from demx.errors import UserError
 from demx.evaluate import metrics, observables
 from demx.evaluate.profile import Profile, bins_over, profile
+from demx.evaluate.summary import cells
 from demx.report import document, figures, tables
 from demx.report.shown import Shown
 from demx.space import MeanFree
@@ -65,7 +66,7 @@ def energies(shown: Shown) -> str:
     energy, reference = shown.even.energy, shown.reference
     true = None if reference is None else reference.energy
     temperature = getattr(shown.fitted.target, "temperature", None)
-    name = "energy" if temperature is None else "energy / kT"
+    name = energy_axis(shown.fitted.target)
     drawn = figures.svg(lambda axes: figures.histogram(axes, name, energy, true))
     words = (
         f"{len(energy)} samples, from {energy.min():.4g} to {energy.max():.4g}; the median is "
@@ -79,6 +80,16 @@ def energies(shown: Shown) -> str:
     return document.section("Energies", document.figure(drawn, words))
 
 
+def energy_axis(target: Target) -> str:
+    """Of other targets than atoms an energy is a number, and a length is one of x."""
+    return "energy" if getattr(target, "temperature", None) is None else "energy / kT"
+
+
+def length_axis(name: str, target: Target) -> str:
+    unit = getattr(target, "angstrom", None)  # of one unit of x
+    return name + ("" if unit is None else " / Å" if unit == 1 else f" / {unit:g} Å")
+
+
 def distances(shown: Shown) -> str:
     if not isinstance(shown.fitted.target.space, MeanFree):
         return ""
@@ -86,9 +97,7 @@ def distances(shown: Shown) -> str:
     true = None
     if shown.reference is not None:
         true = metrics.distances(shown.reference.x[: len(shown.even.x)]).ravel()
-    length = getattr(shown.fitted.target, "angstrom", None)  # of one unit of x
-    unit = "" if length is None else " / Å" if length == 1 else f" / {length:g} Å"
-    name = f"interparticle distance{unit}"
+    name = length_axis("interparticle distance", shown.fitted.target)
     drawn = figures.svg(lambda axes: figures.histogram(axes, name, pairs, true))
     words = f"All pairs of {len(shown.even.x)} samples; the smallest is {pairs.min():.3g}."
     return document.section("Distances", document.figure(drawn, words))
@@ -117,45 +126,58 @@ def weights(shown: Shown) -> str:
 
 
 def modes(shown: Shown) -> str:
-    target, x = shown.fitted.target, shown.even.x
+    """Shares by the weights of the samples, with the errors of their islands."""
+    target, cloud = shown.fitted.target, shown.cloud
     if not all(hasattr(target, name) for name in ("modes", "log_weights")):
         return ""
     centres, true = np.asarray(target.modes), np.exp(np.asarray(target.log_weights, float))
     if len(centres) > MOST_MODES:
         return ""
-    share = metrics.mode_histogram(x, centres)
-    error = np.sqrt(true * (1 - true) / len(x))  # of perfect samples
+    nearest = metrics.nearest_mode(cloud.x, centres)
+    found = cells(nearest, len(centres), cloud.log_weight, cloud.island)
+    share, error = found.share, found.errors_of(true)  # as perfect samples have them
     away = (share - true) / np.maximum(error, 1e-300)
     drawn = figures.svg(lambda axes: figures.modes(axes, share, error, true))
     rows = [["mode", "centre", "true share", "share", "standard errors away"]]
-    for i in np.argsort(-np.abs(away)):
+    for i in np.argsort(-np.abs(share - true if found.groups == 1 else away)):
         place = ", ".join(f"{v:.3g}" for v in centres[i][:3])
         dots = ", …" if centres.shape[1] > 3 else ""
         rows.append([
             str(i), f"({place}{dots})", f"{true[i]:.4f}", with_error(share[i], error[i]),
-            f"{away[i]:+.1f}",
+            "" if np.isnan(away[i]) else f"{away[i]:+.1f}",
         ])  # fmt: skip
-    empty, far = int((share == 0).sum()), int((np.abs(away) > 2).sum())
-    words = (
-        f"Share of {len(x)} samples nearest to each of {len(centres)} modes, with two standard "
-        f"errors. {f'{empty} modes have no sample. ' if empty else ''}{far} are more than two "
-        f"standard errors from the truth; of perfect samples {0.05 * len(centres):.0f} would be."
-    )
+    empty, far = int((found.reached == 0).sum()), int((np.abs(away) > 2).sum())
+    weighted = "" if cloud.log_weight is None else ", by their weights,"
+    words = f"Share of {len(cloud.x)} samples{weighted} nearest to each of {len(centres)} modes, "
+    none = f"{empty} modes have no sample. " if empty else ""
+    if found.groups == 1:
+        words += f"without standard errors: all samples depend on each other. {none}"
+    else:
+        words += (
+            f"with two standard errors. {none}{far} are more than two standard errors from the "
+            f"truth; of perfect samples {0.05 * len(centres):.0f} would be."
+        )
     table = document.folded("Every mode", f'<div class="scroll">{html_table(rows)}</div>')
     return document.section("Modes", document.figure(drawn, words), table)
 
 
 def named(coordinate: Coordinate | None, target: Target) -> tuple[str, observables.Observable]:
-    """A coordinate and its name; None: the radius of gyration, or the first coordinate, that with
-    a name if there is one."""
+    """A coordinate and its name with its unit; None: the radius of gyration, or the first
+    coordinate, that with a name if there is one."""
     space, names = target.space, getattr(target, "named", None)
     own = observables.entry_names(space, names)
     if coordinate is None:
         usual = "radius_of_gyration" if isinstance(space, MeanFree) else "x0"
         coordinate = own[0] if own else usual
     if isinstance(coordinate, str):
-        title = coordinate if coordinate in own else coordinate.replace("_", " ")
-        return title, observables.observable(coordinate, space, names)
+        measure = observables.observable(coordinate, space, names)
+        if coordinate in own:
+            return coordinate, measure
+        if coordinate == "energy":
+            return energy_axis(target), measure
+        if coordinate.startswith("dihedral"):
+            return f"{coordinate} / °", measure
+        return length_axis(coordinate.replace("_", " "), target), measure
     name = getattr(coordinate, "__name__", "coordinate").replace("<lambda>", "coordinate")
     return name.replace("_", " "), observables.of_function(coordinate)
 
@@ -183,7 +205,13 @@ def free_energy(shown: Shown, coordinate: Coordinate | None) -> str:
         said = str(error).removeprefix("free energy: ")
         return document.section("Free energy", document.paragraph(f"{said[0].upper()}{said[1:]}."))
     drawn = figures.svg(lambda axes: figures.free_energy(axes, name, found, true))
-    words = f"-log of the density of {name}, with two bootstrap standard errors" + (
+    unknown = np.isnan(found.standard_error[np.isfinite(found.free_energy)])
+    errors = "with two standard errors"
+    if unknown.all():
+        errors = "without standard errors, which take three chains or swarms with samples in a bin"
+    elif unknown.any():
+        errors += ", but for bins where fewer than three chains or swarms have samples"
+    words = f"-log of the density of {name}, {errors}" + (
         "." if true is None else "; 0 is the lowest point of the reference."
     )
     return document.section("Free energy", document.figure(drawn, words))
