@@ -49,7 +49,7 @@ def test_every_block_has_a_language():
 def patterns():
     """What demx can say of samples: its f-strings, with anything where they have a value."""
     package = snippets.ROOT / "src" / "demx"
-    names = ("assessment.py", "drawing.py", "fitted.py")
+    names = ("assessment.py", "fitted.py", "trial.py")
     for path in (*(package / name for name in names), *(package / "evaluate").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             parts = node.values if isinstance(node, ast.JoinedStr) else [node]

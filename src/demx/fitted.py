@@ -6,20 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 import demx
 from demx import stream
-from demx.assessment import (
-    Assessment,
-    assess_target,
-    check_sizes,
-    drawn_by_weight,
-    ruler,
-)
+from demx.assessment import Assessment, check_sizes
 from demx.display import html_table, text_table
-from demx.drawing import LIKELIHOODS, NO_DENSITY, Drawing, How, stream_key
+from demx.drawing import NO_DENSITY, Drawing, How, stream_key
 from demx.errors import UserError
 from demx.evaluate import reference as references
 from demx.evaluate.evidence import LogZ, log_z
@@ -27,8 +20,9 @@ from demx.evaluate.reference import Reference
 from demx.methods import METHODS
 from demx.pace import watched
 from demx.resolve import reference_key, rows
-from demx.targets.black_box import BlackBox
+from demx.ruler import ruler
 from demx.train import Progress
+from demx.trial import trial
 from demx.types import Method, Samples, Target
 from demx.whole import check_seed, whole
 
@@ -233,46 +227,31 @@ class Fitted:
         likelihood: 'native' adds what the sampler's own density says, of likelihood_n samples,
         'flow' what an OT-CFM flow trained on the samples says (the paper's protocol), 'none'
         nothing; 'auto' is native in up to 16 dimensions, and else says that it is none.
+        Of corrected samples: 'smc' has weights of its own, which 'auto' and 'native' take; after
+        'mala' and 'hmc' 'auto' says that it is none, 'native' is of the uncorrected sampler.
         mcmc_calls: add what tuned chains get for that many energy calls; mcmc_at_most: for as many
         as training and these samples took, or that many if they took more. reference: sets of
         your own, or their file. correct: as in `sample`; samples with weights are resampled.
         """
         n, likelihood_n = check_sizes(n, likelihood_n)
-        if likelihood not in LIKELIHOODS:
-            wanted = ", ".join(LIKELIHOODS)
-            raise UserError(f"likelihood: expected one of {wanted}, got {likelihood!r}")
         seed, how = check_seed(seed), How.checked(False, correct, correct_steps)
-        dear = isinstance(self.target, BlackBox) and self._drawing.calls(n, how) != 0
-        usual = 1 if dear else 10
-        repeats = usual if repeats is None else whole("repeats", repeats, 1)
         truth = ruler(reference)  # a file that is not there is told of before anything is drawn
-        calls = self._drawing.calls(n * repeats, how)
-        if calls is not None:
-            calls += n * repeats + self._mcmc_calls(mcmc_calls, mcmc_at_most, calls)
-        with watched(self.target, "evaluate", calls):
-            key = stream_key(seed, "evaluate")
-            drawn, worth = self._drawing.unweighted(key, n, repeats, how)
-            x = np.asarray(drawn.x)
-            density, left_out = self._drawing.weighed(likelihood, likelihood_n, seed, x)
-            judged = assess_target(
-                self.target,
-                x,
-                reference=truth or self.reference(),
-                n=n,
-                density=density,
-                mcmc_calls=self._mcmc_calls(mcmc_calls, mcmc_at_most, drawn.energy_calls),
-                sampling_calls=drawn.energy_calls,
-                seed=seed,
-                island=None if drawn.island is None else np.asarray(drawn.island),
-                log_z=drawn.log_z,
-            )
-            if worth is not None:
-                # bad ones have weight 0, and were never drawn
-                found = judged.samples._replace(bad=judged.samples.bad + drawn.bad)
-                judged = judged._replace(samples=found)
-                judged = judged.noted(drawn_by_weight(len(drawn.x), worth))
-            judged = judged._replace(samples=judged.samples._replace(left_out=left_out))
-            return judged.noted(*self.caveats())
+
+        def allowed(drawing: int) -> int:
+            return mcmc_calls or min(mcmc_at_most, self.progress.energy_calls + drawing)
+
+        judged = trial(
+            self._drawing,
+            how,
+            n=n,
+            repeats=None if repeats is None else whole("repeats", repeats, 1),
+            seed=seed,
+            likelihood=likelihood,
+            likelihood_n=likelihood_n,
+            mcmc_calls=allowed,
+            reference=truth or self.reference(),
+        )
+        return judged.noted(*self.caveats())
 
     def caveats(self) -> Iterator[str]:
         """What must be known of a training that did not simply end."""
@@ -291,9 +270,6 @@ class Fitted:
                 f"The state of outer loop {p.kept} was kept, not that of the last, {p.step}: "
                 "samples had become clearly worse."
             )
-
-    def _mcmc_calls(self, calls: int, at_most: int, drawing: int) -> int:
-        return calls or min(at_most, self.progress.energy_calls + drawing)
 
     def reference(self) -> Reference | None:
         """The reference sets of the target, if there are any."""

@@ -50,7 +50,8 @@ def evaluate(
         seed: of the samples.
         likelihood: densities for NLL, ESS and log Z: the sampler's own (native), an OT-CFM
             flow trained on the samples as in the paper (flow), or none; auto is native for runs
-            of up to 16 dimensions.
+            of up to 16 dimensions. With --correct smc, native are the weights of its particles;
+            with mala and hmc they are of the uncorrected samples, and auto leaves them out.
         likelihood_n: how many samples the densities are evaluated at.
         mcmc: add a column of what tuned parallel tempering gets for the same energy calls, of
             training and of the samples.
