@@ -63,6 +63,34 @@ def test_a_likelihood_that_is_not_known(plane, monkeypatch):
         plane.evaluate(10, likelihood="exact")
 
 
+CHAINS = {"sampler": {"num_chains": 4, "relax_steps": 2}}
+PINNED = {**FLAT, "pin": {"variance": 0.5, "max_norm": 10.0}}
+
+
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        ({"likelihood": "native"}, r"likelihood: .* no density and no weights .*; flow trains a"),
+        ({"likelihood": "native", "correct": "hmc"}, "likelihood: .* no density and no weights"),
+        ({"correct": "smc"}, "correct: this method has no learned path for 'smc'"),
+    ],
+)
+def test_what_a_method_cannot_do_is_refused_before_it_draws(options, match, monkeypatch):
+    monkeypatch.setattr(Drawing, "block", lambda *_: pytest.fail("drew samples"))
+    with pytest.raises(UserError, match=match):
+        untrained("gmm40", CHAINS, method="hmc").evaluate(10, **options)
+
+
+@pytest.mark.parametrize("settings, method", [(CHAINS, "hmc"), (PINNED, "idem")])
+def test_weights_that_there_are_none_of(settings, method, monkeypatch):
+    """Before anything is drawn."""
+    monkeypatch.setattr(Drawing, "block", lambda *_: pytest.fail("drew samples"))
+    sampler = untrained("gmm40", settings, method=method)
+    for call in (lambda: sampler.sample(10, weights=True), sampler.log_z):
+        with pytest.raises(UserError, match="this sampler has no density and no weights"):
+            call()
+
+
 def test_reference_sets_that_are_not_there(plane, tmp_path, monkeypatch):
     """Before anything is drawn."""
     monkeypatch.setattr(Drawing, "block", lambda *_: pytest.fail("drew samples"))
@@ -71,8 +99,7 @@ def test_reference_sets_that_are_not_there(plane, tmp_path, monkeypatch):
 
 
 def test_chains_have_no_learned_path():
-    settings = {"sampler": {"num_chains": 4, "relax_steps": 2}}
-    chains = untrained("gmm40", settings, method="hmc")
+    chains = untrained("gmm40", CHAINS, method="hmc")
     with pytest.raises(UserError, match="correct: this method has no learned path for 'smc'"):
         chains.sample(4, correct="smc")
 

@@ -35,13 +35,6 @@ class How(NamedTuple):
     correct: str | None = None
     correct_steps: int = 300
 
-    @classmethod
-    def checked(cls, weights: bool, correct: str | None, correct_steps: Any) -> "How":
-        """As a user asks for it."""
-        if correct not in (None, "smc", *correction.LEAPFROG):
-            raise UserError(f"correct: expected mala, hmc or smc, got {correct!r}")
-        return cls(bool(weights), correct, whole("correct_steps", correct_steps, 1))
-
 
 class Drawing(NamedTuple):
     """What samples are drawn with: a method of that name, and its state."""
@@ -50,6 +43,21 @@ class Drawing(NamedTuple):
     method: Method
     state: Any
     name: str
+
+    def how(self, weights: bool, correct: str | None, correct_steps: Any) -> How:
+        """As a user asks for it: what this method cannot do is refused before it costs anything."""
+        if correct not in (None, "smc", *correction.LEAPFROG):
+            raise UserError(f"correct: expected mala, hmc or smc, got {correct!r}")
+        if correct == "smc" and self.method.anneal is None:
+            raise UserError("correct: this method has no learned path for 'smc'")
+        if weights and correct != "smc" and not self.weighs:
+            raise UserError(NO_DENSITY)
+        return How(bool(weights), correct, whole("correct_steps", correct_steps, 1))
+
+    @property
+    def weighs(self) -> bool:
+        """Whether its samples have weights, or can be drawn with them."""
+        return self.method.weighted or self.method.sample_weighted is not None
 
     def calls(self, n: int, how: How) -> int | None:
         """Energy calls that n samples will take, if that can be said before."""
@@ -85,14 +93,10 @@ class Drawing(NamedTuple):
     def block(self, key: PRNGKeyArray, n: int, how: How) -> Samples:
         """n samples of one call."""
         if how.correct == "smc":
-            if self.method.anneal is None:
-                raise UserError("correct: this method has no learned path for 'smc'")
             return self.method.anneal(key, self.state, n, Annealing())
         draw = self.method.sample
         if how.weights and not self.method.weighted:
             draw = self.method.sample_weighted
-        if draw is None:
-            raise UserError(NO_DENSITY)
         drawn = draw(key, self.state, n)
         if how.correct is None:
             return drawn

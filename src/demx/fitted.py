@@ -130,7 +130,7 @@ class Fitted:
         valid); 'smc' anneals weighted particles along the learned noise levels, which repairs
         mode weights too: use its `log_weight`.
         """
-        n, how = whole("n", n, 1), How.checked(weights, correct, correct_steps)
+        n, how = whole("n", n, 1), self._drawing.how(weights, correct, correct_steps)
         key = stream_key(check_seed(seed), "sample")
         with watched(self.target, "samples", self._drawing.calls(n, how)):
             return self._drawing.draw(key, n, how)
@@ -150,7 +150,7 @@ class Fitted:
         (Of chains and nested sampling all are drawn first: one sample follows from another.)
         """
         n, size = whole("n", n, 1), whole("chunk", chunk, 1)
-        how = How.checked(weights, correct, correct_steps)
+        how = self._drawing.how(weights, correct, correct_steps)
         blocks = self._drawing.blocks(stream_key(check_seed(seed), "sample"), n, how)
         return stream.chunks(blocks, size)
 
@@ -172,7 +172,7 @@ class Fitted:
         from demx.outputs.drawn import draw
 
         n, seed, size = whole("n", n, 1), check_seed(seed), whole("chunk", chunk, 1)
-        how = How.checked(weights, correct, correct_steps)
+        how = self._drawing.how(weights, correct, correct_steps)
         calls = self._drawing.calls(n, how)
         with watched(self.target, "samples", None if calls is None else calls + n):
             return draw(self, Path(path), n, how, seed=seed, chunk=size)
@@ -201,11 +201,11 @@ class Fitted:
 
     def log_z(self, n: SupportsIndex = 1000, *, seed: SupportsIndex = 0) -> LogZ:
         """log Z ≈ log mean exp(-E(x_i))/q(x_i), x_i ~ q; or what else the method knows it by."""
-        weights = self.method.sample_weighted is not None
-        drawn = self.sample(n, seed=seed, weights=weights)
-        if drawn.log_weight is None and drawn.log_z is None:
+        weighs, entry = self._drawing.weighs, METHODS[self.config["method"]]
+        # what never has weights may know it otherwise
+        if not weighs and (entry.weights or not entry.log_z):
             raise UserError(NO_DENSITY)
-        return log_z(drawn)
+        return log_z(self.sample(n, seed=seed, weights=weighs))
 
     def evaluate(
         self,
@@ -234,7 +234,7 @@ class Fitted:
         your own, or their file. correct: as in `sample`; samples with weights are resampled.
         """
         n, likelihood_n = check_sizes(n, likelihood_n)
-        seed, how = check_seed(seed), How.checked(False, correct, correct_steps)
+        seed, how = check_seed(seed), self._drawing.how(False, correct, correct_steps)
         truth = ruler(reference)  # a file that is not there is told of before anything is drawn
 
         def allowed(drawing: int) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from demx.assessment import Assessment, Density, assess_target, drawn_by_weight, flow_density
 from demx.correction import LEAPFROG
-from demx.drawing import Drawing, How, Unweighted, stream_key
+from demx.drawing import NO_DENSITY, Drawing, How, Unweighted, stream_key
 from demx.errors import UserError
 from demx.evaluate.reference import Reference
 from demx.pace import watched
@@ -63,6 +63,11 @@ def trial(
     if likelihood not in LIKELIHOODS:
         wanted = ", ".join(LIKELIHOODS)
         raise UserError(f"likelihood: expected one of {wanted}, got {likelihood!r}")
+    if likelihood == "native" and how.correct != "smc" and not drawing.weighs:
+        raise UserError(
+            f"likelihood: {NO_DENSITY}, so none is native; flow trains a density on its samples, "
+            "auto and none do without"
+        )
     if repeats is None:
         dear = isinstance(target, BlackBox) and drawing.calls(n, how) != 0
         repeats = 1 if dear else 10
@@ -101,13 +106,12 @@ def _density(
     method, dof = drawing.method, drawing.target.space.dof
     if likelihood == "flow":
         return Told(flow_density(drawing.target, np.asarray(made.samples.x), n, seed))
-    known = method.weighted or method.sample_weighted is not None
     if likelihood == "none":
         return Told(None)
     if how.correct == "smc":
         return Told(_of_swarms(made))
     if likelihood == "auto":
-        if not known:
+        if not drawing.weighs:
             return Told(None)
         if how.correct in LEAPFROG:
             return Told(None, left_out=(MOVED.format(how.correct),))
