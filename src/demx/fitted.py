@@ -229,15 +229,18 @@ class Fitted:
         nothing; 'auto' is native in up to 16 dimensions, and else says that it is none.
         Of corrected samples: 'smc' has weights of its own, which 'auto' and 'native' take; after
         'mala' and 'hmc' 'auto' says that it is none, 'native' is of the uncorrected sampler.
-        mcmc_calls: add what tuned chains get for that many energy calls; mcmc_at_most: for as many
-        as training and these samples took, or that many if they took more. reference: sets of
-        your own, or their file. correct: as in `sample`; samples with weights are resampled.
+        mcmc_calls: add what tuned chains get for that many energy calls, never more; mcmc_at_most:
+        for as many as training and these samples took, or that many if they took more. Where they
+        are too few for chains, that is said. reference: sets of your own, or their file. correct:
+        as in `sample`; samples with weights are resampled.
         """
         n, likelihood_n = check_sizes(n, likelihood_n)
         seed, how = check_seed(seed), self._drawing.how(False, correct, correct_steps)
         truth = ruler(reference)  # a file that is not there is told of before anything is drawn
 
-        def allowed(drawing: int) -> int:
+        def allowed(drawing: int) -> int | None:
+            if not mcmc_at_most:
+                return mcmc_calls or None
             return mcmc_calls or min(mcmc_at_most, self.progress.energy_calls + drawing)
 
         judged = trial(

@@ -10,7 +10,14 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from demx.assessment import Assessment, Density, assess_target, drawn_by_weight, flow_density
+from demx.assessment import (
+    Assessment,
+    Density,
+    assess_target,
+    column_calls,
+    drawn_by_weight,
+    flow_density,
+)
 from demx.correction import LEAPFROG
 from demx.drawing import NO_DENSITY, Drawing, How, Unweighted, stream_key
 from demx.errors import UserError
@@ -54,11 +61,11 @@ def trial(
     seed: int,
     likelihood: str,
     likelihood_n: int,
-    mcmc_calls: Callable[[int], int],
+    mcmc_calls: Callable[[int], int | None],
     reference: Reference | None,
 ) -> Assessment:
     """n·repeats fresh samples judged (see `Fitted.evaluate`). mcmc_calls: what tuned chains may
-    take, from what drawing the samples took."""
+    take, if they are asked for, from what drawing the samples took."""
     target = drawing.target
     if likelihood not in LIKELIHOODS:
         wanted = ", ".join(LIKELIHOODS)
@@ -73,7 +80,7 @@ def trial(
         repeats = 1 if dear else 10
     calls = drawing.calls(n * repeats, how)
     if calls is not None:
-        calls += n * repeats + mcmc_calls(calls)
+        calls += n * repeats + column_calls(mcmc_calls(calls))
     with watched(target, "evaluate", calls):
         made = drawing.unweighted(stream_key(seed, "evaluate"), n, repeats, how)
         drawn = made.samples
@@ -95,7 +102,8 @@ def trial(
         found = judged.samples._replace(bad=judged.samples.bad + drawn.bad)
         judged = judged._replace(samples=found)
         judged = judged.noted(drawn_by_weight(len(drawn.x), made.worth))
-    judged = judged._replace(samples=judged.samples._replace(left_out=told.left_out))
+    left_out = (*told.left_out, *judged.samples.left_out)
+    judged = judged._replace(samples=judged.samples._replace(left_out=left_out))
     return judged.noted(*told.notes)
 
 
