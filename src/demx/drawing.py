@@ -64,11 +64,11 @@ class Drawing(NamedTuple):
         known = how.correct in (None, *correction.LEAPFROG)  # others: told by `block`
         if not known or self.method.sample_calls is None:
             return None
-        moves = 0
-        if how.correct:
-            sizes = self._sizes(n)
-            moves = sum(correction.calls(how.correct, how.correct_steps, size) for size in sizes)
-        return self.method.sample_calls(n) + moves + (n if how.weights else 0)
+        sizes = self._sizes(n)
+        found = sum(map(self.method.sample_calls, sizes)) + (n if how.weights else 0)
+        if how.correct is None:
+            return found
+        return found + sum(correction.calls(how.correct, how.correct_steps, size) for size in sizes)
 
     def _sizes(self, n: int) -> list[int]:
         """Of the blocks that n samples are drawn in."""
