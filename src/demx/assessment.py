@@ -2,7 +2,7 @@
 
 import dataclasses
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, SupportsIndex
 
@@ -24,6 +24,7 @@ from demx.pace import watched
 from demx.resolve import open_target, reference_key
 from demx.ruler import WORKERS, ruler, target_settings
 from demx.samples import Stored, fitting
+from demx.space import dim_of
 from demx.types import Samples, Target
 from demx.whole import check_seed, whole
 
@@ -151,9 +152,10 @@ def assess(
     *,
     n: SupportsIndex = 1000,
     seed: SupportsIndex = 1,
-    dim: int | None = None,
-    particles: tuple[int, int] | None = None,
-    species: tuple[int, ...] | None = None,
+    dim: SupportsIndex | None = None,
+    particles: Iterable[SupportsIndex] | None = None,
+    species: Iterable[SupportsIndex] | None = None,
+    shape: Iterable[SupportsIndex] | None = None,
     settings: Sequence[str] = (),
     likelihood: str = "auto",
     likelihood_n: SupportsIndex = 1000,
@@ -166,7 +168,10 @@ def assess(
     flow on the samples instead. mcmc_calls: add what tuned chains get for that many energy calls.
     """
     about = target_settings(settings)
-    opened = open_target(target, about, dim=dim, particles=particles, species=species, look=False)
+    opened = open_target(
+        target, about, dim=dim_of(shape, dim, particles), particles=particles, species=species,
+        look=False,
+    )  # fmt: skip
     built = opened.target
     stored = samples if isinstance(samples, Stored) else Stored(np.asarray(samples))
     stored = on_space(stored, built)
