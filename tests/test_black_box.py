@@ -10,12 +10,14 @@ import pytest
 
 import demx
 from demx import cli, devices, resolve
+from demx.drawing import How
 from demx.energy import energies, evaluate, evaluate_columns, pointwise
 from demx.errors import UserError
 from demx.space import Euclidean, normal
 from demx.targets.black_box import BlackBox, black_box
 from demx.targets.function import FunctionTarget
 from hosts import CHAINS, SMALL, bowl, bowls
+from untrained import FLAT, untrained
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +97,23 @@ def test_what_demx_counts_is_what_the_function_saw():
     before = target.calls
     found = sampler.evaluate(20, repeats=2, likelihood="none")
     assert target.calls - before == found.samples.energy_calls == 40
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_what_samples_will_take_is_known_before(pinned):
+    """Of every number of them, also those that end within a chunk."""
+    target = black_box(bowls, dim=2, batched=True)
+    pin = {"pin": {"variance": 0.5, "max_norm": 10.0}} if pinned else {}
+    sampler = untrained(target, {**FLAT, **pin}, scale=2.0)
+    weights = not pinned  # a pinned score has none
+    for n in (1, 64, 65, 1024, 1030, 2048, 2200):
+        told, before = sampler._drawing.calls(n, How(weights)), target.calls
+        drawn = sampler.sample(n, weights=weights)
+        jax.block_until_ready(drawn.log_weight if weights else drawn.x)
+        assert told == drawn.energy_calls == target.calls - before
+        assert len(drawn.x) == n and jnp.isfinite(drawn.x).all()
+        most = n if weights else (n + 63) * sampler.calls_of(1)  # what fills up a chunk is paid
+        assert told <= most
 
 
 @pytest.mark.parametrize("method", ["metropolis", "hmc", "nuts", "tempering"])

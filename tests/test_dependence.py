@@ -268,7 +268,7 @@ def test_a_verdict_knows_how_training_went(method, ended, progress, said):
 def test_what_swarms_tell_is_added_up(key):
     """Islands of different blocks are different; bad ones, of weight 0, are told."""
     fitted = weighted(proposal)
-    drawn, worth = fitted._drawing.unweighted(key, 50, 4, How())
+    drawn, _, worth = fitted._drawing.unweighted(key, 50, 4, How())
     assert drawn.bad == 8 and drawn.bad_calls == 12 and drawn.energy_calls == 200
     island = np.asarray(drawn.island).reshape(4, 50)
     assert len(np.unique(island)) == sum(len(np.unique(block)) for block in island)

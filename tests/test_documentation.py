@@ -50,7 +50,7 @@ def test_every_block_has_a_language():
 def judging():
     """The code that says something of samples, parsed."""
     package = snippets.ROOT / "src" / "demx"
-    names = ("assessment.py", "drawing.py", "fitted.py")
+    names = ("assessment.py", "fitted.py", "trial.py")
     for path in (*(package / name for name in names), *(package / "evaluate").glob("*.py")):
         yield ast.parse(path.read_text())
 

@@ -11,7 +11,7 @@ from demx import cli, correction, measurement, outputs, resolve, samples
 from demx.config import build_method
 from demx.drawing import Drawing
 from demx.errors import UserError
-from demx.space import Euclidean
+from demx.space import Euclidean, MeanFree, space_of
 from demx.store import Store
 from demx.targets.atomistic import from_atoms
 from demx.targets.function import FunctionTarget
@@ -20,7 +20,12 @@ from demx.targets.probabilistic import from_model
 from demx.types import Samples
 from untrained import FLAT, untrained
 
-BOWL = FunctionTarget(lambda x: 0.5 * jnp.sum(x * x), Euclidean(2))
+
+def bowl(x):
+    return 0.5 * jnp.sum(x * x)
+
+
+BOWL = FunctionTarget(bowl, Euclidean(2))
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +53,76 @@ def test_a_run_without_a_checkpoint(tmp_path, plane):
         demx.load(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["target", "method"])
+@pytest.mark.parametrize("name", ["target", "method", "seed"])
 def test_a_run_that_does_not_say_what_of(name, tmp_path, plane):
     Store(tmp_path).open({k: v for k, v in plane.config.items() if k != name})
     with pytest.raises(UserError, match=f"expected an entry '{name}', found none"):
         demx.load(tmp_path)
+
+
+def test_a_run_of_a_file_that_does_not_say_of_which_energy(tmp_path, plane):
+    about = plane.config | {"source": f"{tmp_path}/mine.py:energy", "dim": 2}
+    Store(tmp_path).open(about)
+    with pytest.raises(UserError, match="expected an entry 'fingerprint', found none"):
+        demx.load(tmp_path)
+    (tmp_path / "mine.py").write_text("def energy(x):\n    return (x * x).sum()\n")
+    Store(tmp_path / "short").open(about | {"fingerprint": ["(2,)"]})  # of nine entries
+    with pytest.raises(UserError, match="is not the energy this run was trained on"):
+        demx.load(tmp_path / "short")
+
+
+@pytest.mark.parametrize(
+    "where, match",
+    [
+        ((None, None), r"an energy function needs one of dim=… and particles=\(n, dimension\)"),
+        (("2", None), "dim: expected a whole number of at least 1, got '2'"),
+        ((2.5, None), "dim: expected a whole number of at least 1, got 2.5"),
+        ((None, 4), r"particles: expected two whole numbers, \(n, dimension\), got 4"),
+        ((None, (4, 2, 1)), r"particles: expected two whole numbers, .*, got \(4, 2, 1\)"),
+        ((None, (4, 2.5)), r"particles: expected two whole numbers, .*, got \(4, 2.5\)"),
+        ((None, (4, 2), 3), "species: expected a whole number for each particle, got 3"),
+        ((None, (4, 2), (0, 1)), "species: expected one for each of 4 particles, got 2"),
+        ((2, None, (0, 1)), r"species: only for particles=\(n, dimension\)"),
+    ],
+)
+def test_a_space_that_cannot_be(where, match):
+    with pytest.raises(ValueError, match=match):
+        space_of(*where)
+
+
+def test_a_space_by_numbers_of_numpy():
+    """They are written to files, and compared with what is read there."""
+    kinds = np.array([0, 0, 1, 1])
+    energy = lambda x: jnp.sum(x * x)  # noqa: E731
+    particles = np.array([4, 2])
+    opened = resolve.open_target(energy, {}, particles=particles, species=kinds, look=False)
+    assert opened.target.space == MeanFree(4, 2, (0, 0, 1, 1))
+    assert opened.where == {"particles": [4, 2], "species": [0, 0, 1, 1]}
+    assert all(type(one) is int for several in opened.where.values() for one in several)
+    flat = resolve.open_target(energy, {}, dim=np.int64(3), look=False)
+    assert flat.where == {"dim": 3} and type(flat.where["dim"]) is int
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda **space: demx.fit(bowl, **space),
+        lambda **space: demx.assess(bowl, np.zeros((20, 2)), n=10, **space),
+        lambda **space: demx.reference(bowl, **space),
+    ],
+    ids=["fit", "assess", "reference"],
+)
+def test_a_shape_that_may_be_of_particles(use):
+    match = r"shape: \(13, 3\) does not say .* say particles=\(13, 3\) .* dim=39"
+    with pytest.raises(UserError, match=match):
+        use(shape=(13, 3))
+    with pytest.raises(UserError, match="expected one of shape, dim and particles, got two"):
+        use(shape=(2,), dim=2)
+
+
+def test_a_shape_of_one_number_is_a_dimension():
+    found = demx.assess(bowl, np.eye(20, 3, dtype=np.float32), n=10, shape=(3,))
+    assert found.metrics["energy_mean"].value == pytest.approx(0.5 * 3 / 20)
 
 
 def test_a_likelihood_that_is_not_known(plane, monkeypatch):
@@ -63,6 +133,34 @@ def test_a_likelihood_that_is_not_known(plane, monkeypatch):
         plane.evaluate(10, likelihood="exact")
 
 
+CHAINS = {"sampler": {"num_chains": 4, "relax_steps": 2}}
+PINNED = {**FLAT, "pin": {"variance": 0.5, "max_norm": 10.0}}
+
+
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        ({"likelihood": "native"}, r"likelihood: .* no density and no weights .*; flow trains a"),
+        ({"likelihood": "native", "correct": "hmc"}, "likelihood: .* no density and no weights"),
+        ({"correct": "smc"}, "correct: this method has no learned path for 'smc'"),
+    ],
+)
+def test_what_a_method_cannot_do_is_refused_before_it_draws(options, match, monkeypatch):
+    monkeypatch.setattr(Drawing, "block", lambda *_: pytest.fail("drew samples"))
+    with pytest.raises(UserError, match=match):
+        untrained("gmm40", CHAINS, method="hmc").evaluate(10, **options)
+
+
+@pytest.mark.parametrize("settings, method", [(CHAINS, "hmc"), (PINNED, "idem")])
+def test_weights_that_there_are_none_of(settings, method, monkeypatch):
+    """Before anything is drawn."""
+    monkeypatch.setattr(Drawing, "block", lambda *_: pytest.fail("drew samples"))
+    sampler = untrained("gmm40", settings, method=method)
+    for call in (lambda: sampler.sample(10, weights=True), sampler.log_z):
+        with pytest.raises(UserError, match="this sampler has no density and no weights"):
+            call()
+
+
 def test_reference_sets_that_are_not_there(plane, tmp_path, monkeypatch):
     """Before anything is drawn."""
     monkeypatch.setattr(Drawing, "block", lambda *_: pytest.fail("drew samples"))
@@ -71,8 +169,7 @@ def test_reference_sets_that_are_not_there(plane, tmp_path, monkeypatch):
 
 
 def test_chains_have_no_learned_path():
-    settings = {"sampler": {"num_chains": 4, "relax_steps": 2}}
-    chains = untrained("gmm40", settings, method="hmc")
+    chains = untrained("gmm40", CHAINS, method="hmc")
     with pytest.raises(UserError, match="correct: this method has no learned path for 'smc'"):
         chains.sample(4, correct="smc")
 
@@ -159,6 +256,12 @@ def test_an_extra_that_is_not_installed(make, module, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=rf"{make.__name__} needs .*pip install '\.\[{extra}\]'"):
         make(print)  # there is nothing else to hand over without the library
+
+
+def test_a_formula_is_no_structure():
+    pytest.importorskip("ase")
+    with pytest.raises(UserError, match=r"atoms: expected ase\.Atoms, .*, got 'H2O'"):
+        from_atoms("H2O")
 
 
 def test_a_target_whose_density_is_none():

@@ -144,6 +144,21 @@ def test_docstrings_are_shown_once(place, command, capsys):
     assert source.headlines(source.parse("mine.py:ready")) == ["mine.py: Energies of a test."]
 
 
+def test_defaults_are_shown(place):
+    """Without running the file; types are left out."""
+    (place / "more.py").write_text(
+        "raise SystemExit\n"
+        "def energy(x, stiffness=2.0): return stiffness * (x * x).sum()\n"
+        "def made(width: float = 1.0, *rest: int, dim: int = 2) -> int:\n    'A bowl.'\n"
+        "def plain(x: float): pass\n"
+    )
+    told = [source.headlines(source.parse(f"more.py:{name}")) for name in ("energy", "made")]
+    assert told == [["energy(x, stiffness=2.0)"], ["made(width=1.0, *rest, dim=2): A bowl."]]
+    assert source.headlines(source.parse("more.py:plain")) == []
+    mine = source.headlines(source.parse("mine.py:made"))
+    assert mine[1] == "made(width=1.0): A bowl of some width."
+
+
 @pytest.mark.parametrize(
     "name, options, shape",
     [

@@ -29,6 +29,7 @@ EDGE |= {
     "pace",
     "interruption",
     "measurement",
+    "trial",
 }
 NUMERICAL = [f for f in FILES if f.relative_to(SOURCE).parts[0].removesuffix(".py") not in EDGE]
 FORBIDDEN = {"matplotlib", "rich", "tyro", "logging", "tomllib", "tomli_w", "pathlib", "json"}

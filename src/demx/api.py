@@ -4,7 +4,7 @@ import contextlib
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -24,6 +24,7 @@ from demx.pace import cost, duration, short
 from demx.progress import ProgressLine
 from demx.recipe import LOOPS, PATIENCE
 from demx.resolve import reopen, resolve
+from demx.space import dim_of
 from demx.store import Store
 from demx.targets.black_box import BlackBox
 from demx.train import Progress, train
@@ -43,9 +44,10 @@ def fit(
     seed: SupportsIndex = 0,
     budget: str | None = None,
     directory: str | Path | None = None,
-    dim: int | None = None,
-    particles: tuple[int, int] | None = None,
-    species: tuple[int, ...] | None = None,
+    dim: SupportsIndex | None = None,
+    particles: Iterable[SupportsIndex] | None = None,
+    species: Iterable[SupportsIndex] | None = None,
+    shape: Iterable[SupportsIndex] | None = None,
     scale: float | None = None,
     recipe: bool = False,
     warm_start: ArrayLike | None = None,
@@ -60,6 +62,7 @@ def fit(
     finished, unless the energy is a black box and it would take a tenth longer. directory: keep a
     run there, and go on from it when called again. dim / particles / species: the space of an
     energy function; species are whole numbers, one for each particle, where they are not all equal.
+    shape: (10,) is another word for dim=10; of two numbers it must be said that they are particles.
     scale: the rough width of its mass, if it is known; a probe finds it otherwise. recipe: let the
     probe decide also where demx has a preset. warm_start: points (n, *shape) to begin from: chains
     take them in turn, the first for the first chain (without any, those of `target.start`, if it
@@ -72,9 +75,9 @@ def fit(
     store = None if directory is None else Store(directory)
     before = store.config() if store and store.config_file.exists() else None
     built, config = resolve(
-        target, method=method, seed=seed, dim=dim, particles=particles, species=species,
-        scale=scale, recipe=recipe, warm_start=warm_start, settings=settings, budget=limit,
-        before=before, quiet=not progress,
+        target, method=method, seed=seed, dim=dim_of(shape, dim, particles), particles=particles,
+        species=species, scale=scale, recipe=recipe, warm_start=warm_start, settings=settings,
+        budget=limit, before=before, quiet=not progress,
     )  # fmt: skip
     if not checkpoint_seconds > 0:
         raise UserError(f"checkpoint_seconds: expected a positive number, got {checkpoint_seconds}")
@@ -194,7 +197,7 @@ def load(directory: str | Path) -> Fitted:
             f"{directory}: a run of an energy given in Python ({config['target']}), which is not "
             "stored; call demx.fit with the same energy and directory"
         )
-    for name in ("target", "method"):
+    for name in ("target", "method", "seed", *(["fingerprint"] if "source" in config else [])):
         if name not in config:
             raise UserError(f"{store.config_file}: expected an entry {name!r}, found none")
     if "source" in config:

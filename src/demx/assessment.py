@@ -1,7 +1,8 @@
 """A whole assessment of samples: metrics beside floors, weights, an MCMC row, a verdict."""
 
+import dataclasses
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, SupportsIndex
 
@@ -15,7 +16,7 @@ from demx.correction import equal_weights
 from demx.errors import UserError
 from demx.evaluate import densities, verdict
 from demx.evaluate import reference as references
-from demx.evaluate.equilibrium import Equilibrium, samples_within
+from demx.evaluate.equilibrium import Equilibrium, fewest_calls, samples_within
 from demx.evaluate.evaluation import Evaluation, batched_energies, compare
 from demx.evaluate.reference import Reference
 from demx.evaluate.weights import effective_share
@@ -23,8 +24,17 @@ from demx.pace import watched
 from demx.resolve import open_target, reference_key
 from demx.ruler import WORKERS, ruler, target_settings
 from demx.samples import Stored, fitting
+from demx.space import dim_of
 from demx.types import Samples, Target
 from demx.whole import check_seed, whole
+
+# fewer ensembles than for a reference: each must reach equilibrium within the same calls
+MCMC = Equilibrium(num_chains=16, max_rungs=8, beta_min=0.1)
+FEWEST_MCMC = fewest_calls(MCMC)
+NO_MCMC = (
+    "The column of tuned chains is left out: it takes at least {} energy calls, and {} are "
+    "allowed, by --mcmc-calls or by what training and these samples took."
+)
 
 
 class Density(NamedTuple):
@@ -75,7 +85,7 @@ def assess_target(
     reference: Reference | None,
     n: int = 1000,
     density: Density | None = None,
-    mcmc_calls: int = 0,
+    mcmc_calls: int | None = None,
     sampling_calls: int = 0,
     seed: int = 1,
     island: np.ndarray | None = None,
@@ -84,6 +94,7 @@ def assess_target(
 ) -> Assessment:
     """Every metric of samples x that the target, the reference and the density allow.
 
+    mcmc_calls: what the column of tuned chains may take; None: there is to be none.
     island, log_z: of the samples, see `demx.types.Samples`. energies: theirs, if they are known.
     """
     if reference is not None:
@@ -113,12 +124,14 @@ def assess_target(
     judged = Assessment(
         found, density and density.name, log_weight=density and density.log_weight
     )  # fmt: skip
-    if not mcmc_calls:
+    if mcmc_calls is None:
         return judged
+    if mcmc_calls < FEWEST_MCMC:
+        said = NO_MCMC.format(f"{FEWEST_MCMC:,}", f"{mcmc_calls:,}")
+        return judged._replace(samples=judged.samples._replace(left_out=(said,)))
     spread = x if reference is None else reference.validation
     scale = float(np.sqrt(np.nanmean(spread[np.isfinite(spread)] ** 2)))
-    # fewer ensembles than for a reference: each must reach equilibrium within the same calls
-    settings = Equilibrium(num_chains=16, max_rungs=8, beta_min=0.1, scale=scale)
+    settings = dataclasses.replace(MCMC, scale=scale)
     key = jax.random.fold_in(jax.random.key(seed), 0x3C3C)
     chains = samples_within(key, target, len(x), mcmc_calls, settings, known(target))
     mcmc = compare(
@@ -128,15 +141,21 @@ def assess_target(
     return judged._replace(mcmc=mcmc, mcmc_calls=chains.energy_calls)
 
 
+def column_calls(allowed: int | None) -> int:
+    """Energy calls of the column of tuned chains, at most."""
+    return allowed if allowed is not None and allowed >= FEWEST_MCMC else 0
+
+
 def assess(
     target: str | Target | Callable[[Array], Array],
     samples: Stored | ArrayLike,
     *,
     n: SupportsIndex = 1000,
     seed: SupportsIndex = 1,
-    dim: int | None = None,
-    particles: tuple[int, int] | None = None,
-    species: tuple[int, ...] | None = None,
+    dim: SupportsIndex | None = None,
+    particles: Iterable[SupportsIndex] | None = None,
+    species: Iterable[SupportsIndex] | None = None,
+    shape: Iterable[SupportsIndex] | None = None,
     settings: Sequence[str] = (),
     likelihood: str = "auto",
     likelihood_n: SupportsIndex = 1000,
@@ -146,10 +165,13 @@ def assess(
     """Metrics, floors and a verdict for samples from anywhere: arrays or `demx.samples.read`.
 
     Weights that come with the samples are judged as they are; likelihood='flow' trains an OT-CFM
-    flow on the samples instead.
+    flow on the samples instead. mcmc_calls: add what tuned chains get for that many energy calls.
     """
     about = target_settings(settings)
-    opened = open_target(target, about, dim=dim, particles=particles, species=species, look=False)
+    opened = open_target(
+        target, about, dim=dim_of(shape, dim, particles), particles=particles, species=species,
+        look=False,
+    )  # fmt: skip
     built = opened.target
     stored = samples if isinstance(samples, Stored) else Stored(np.asarray(samples))
     stored = on_space(stored, built)
@@ -200,11 +222,13 @@ def assess_stored(
         # copies of one are no new samples
         x, island = x[rows], rows if island is None else island[rows]
         energies = None if energies is None else energies[rows]
+    calls = (len(x) if energies is None else 0) + column_calls(mcmc_calls)
     try:
-        with watched(target, "evaluate", (len(x) if energies is None else 0) + mcmc_calls):
+        with watched(target, "evaluate", calls):
             judged = assess_target(
-                target, x, reference=reference, n=n, density=density, mcmc_calls=mcmc_calls,
-                seed=seed, island=island, sampling_calls=sampling_calls, energies=energies,
+                target, x, reference=reference, n=n, density=density,
+                mcmc_calls=mcmc_calls or None, seed=seed, island=island,
+                sampling_calls=sampling_calls, energies=energies,
             )  # fmt: skip
     except ValueError as error:
         raise UserError(str(error)) from error

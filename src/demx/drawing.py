@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from demx import correction, stream
-from demx.assessment import Density, flow_density
 from demx.errors import UserError
 from demx.evaluate.weights import effective_share
 from demx.methods import METHODS
@@ -18,13 +17,6 @@ from demx.types import Method, Samples, Target
 from demx.whole import whole
 
 NO_DENSITY = "this sampler has no density and no weights (chains, or a pinned score)"
-CHEAP_DOF = 16  # up to here the density of a thousand samples takes seconds
-TOO_DEAR = (
-    "The sampler's own density, and with it ESS, k̂, log Z and NLL, is left out: in {} dimensions "
-    "it can take hours. `demx evaluate RUN --likelihood native --likelihood-n 200`, or "
-    "evaluate(likelihood='native', likelihood_n=200), computes it."
-)
-LIKELIHOODS = ("auto", "native", "flow", "none")
 # far from the small numbers that training folds into the same seed: the streams never meet
 DOMAINS = {"sample": 0x5A5A5A5A, "evaluate": 0x3C3C3C3C, "correct": 0x66666666,
            "block": 0x11111111, "backward": 0x22222222}  # fmt: skip
@@ -43,13 +35,6 @@ class How(NamedTuple):
     correct: str | None = None
     correct_steps: int = 300
 
-    @classmethod
-    def checked(cls, weights: bool, correct: str | None, correct_steps: Any) -> "How":
-        """As a user asks for it."""
-        if correct not in (None, "smc", *correction.LEAPFROG):
-            raise UserError(f"correct: expected mala, hmc or smc, got {correct!r}")
-        return cls(bool(weights), correct, whole("correct_steps", correct_steps, 1))
-
 
 class Drawing(NamedTuple):
     """What samples are drawn with: a method of that name, and its state."""
@@ -59,16 +44,31 @@ class Drawing(NamedTuple):
     state: Any
     name: str
 
+    def how(self, weights: bool, correct: str | None, correct_steps: Any) -> How:
+        """As a user asks for it: what this method cannot do is refused before it costs anything."""
+        if correct not in (None, "smc", *correction.LEAPFROG):
+            raise UserError(f"correct: expected mala, hmc or smc, got {correct!r}")
+        if correct == "smc" and self.method.anneal is None:
+            raise UserError("correct: this method has no learned path for 'smc'")
+        if weights and correct != "smc" and not self.weighs:
+            raise UserError(NO_DENSITY)
+        return How(bool(weights), correct, whole("correct_steps", correct_steps, 1))
+
+    @property
+    def weighs(self) -> bool:
+        """Whether its samples have weights, or can be drawn with them."""
+        return self.method.weighted or self.method.sample_weighted is not None
+
     def calls(self, n: int, how: How) -> int | None:
         """Energy calls that n samples will take, if that can be said before."""
         known = how.correct in (None, *correction.LEAPFROG)  # others: told by `block`
         if not known or self.method.sample_calls is None:
             return None
-        moves = 0
-        if how.correct:
-            sizes = self._sizes(n)
-            moves = sum(correction.calls(how.correct, how.correct_steps, size) for size in sizes)
-        return self.method.sample_calls(n) + moves + (n if how.weights else 0)
+        sizes = self._sizes(n)
+        found = sum(map(self.method.sample_calls, sizes)) + (n if how.weights else 0)
+        if how.correct is None:
+            return found
+        return found + sum(correction.calls(how.correct, how.correct_steps, size) for size in sizes)
 
     def _sizes(self, n: int) -> list[int]:
         """Of the blocks that n samples are drawn in."""
@@ -93,28 +93,21 @@ class Drawing(NamedTuple):
     def block(self, key: PRNGKeyArray, n: int, how: How) -> Samples:
         """n samples of one call."""
         if how.correct == "smc":
-            if self.method.anneal is None:
-                raise UserError("correct: this method has no learned path for 'smc'")
             return self.method.anneal(key, self.state, n, Annealing())
         draw = self.method.sample
         if how.weights and not self.method.weighted:
             draw = self.method.sample_weighted
-        if draw is None:
-            raise UserError(NO_DENSITY)
         drawn = draw(key, self.state, n)
         if how.correct is None:
             return drawn
         key_moves = jax.random.fold_in(key, DOMAINS["correct"])
         return correction.metropolis(key_moves, self.target, drawn, how.correct, how.correct_steps)
 
-    def unweighted(
-        self, key: PRNGKeyArray, n: int, repeats: int, how: How
-    ) -> tuple[Samples, float | None]:
-        """n·repeats samples without weights, in independent blocks of n. If they were drawn by
-        their weights, also how many independent ones they are worth, at most."""
+    def unweighted(self, key: PRNGKeyArray, n: int, repeats: int, how: How) -> "Unweighted":
+        """n·repeats samples without weights, in independent blocks of n."""
         if how.correct != "smc" and not self.method.weighted:
-            return self.draw(key, n * repeats, how), None
-        parts, worth = [], 0.0
+            return Unweighted(self.draw(key, n * repeats, how))
+        parts, swarms, worth = [], [], 0.0
         for i in range(repeats):  # particles of one swarm are not independent
             swarm = self.draw(jax.random.fold_in(key, i), n, how)
             log_weight = np.asarray(swarm.log_weight)
@@ -123,35 +116,16 @@ class Drawing(NamedTuple):
             island = jnp.asarray(rows) if swarm.island is None else swarm.island[rows]
             plain = swarm._replace(x=swarm.x[rows], island=island, log_weight=None, log_prob=None)
             parts.append(plain)
+            swarms.append(swarm)
             worth += n * effective_share(log_weight, swarm.island)
-        return stream.merged(list(stream.numbered(parts))), worth
+        samples, weighted = (stream.merged(list(stream.numbered(a))) for a in (parts, swarms))
+        return Unweighted(samples, weighted, worth)
 
-    def weighed(
-        self, likelihood: str, n: int, seed: int, x: np.ndarray
-    ) -> tuple[Density | None, tuple[str, ...]]:
-        """The density that a likelihood names, of samples x, and what is to be said without it."""
-        if likelihood == "auto":
-            known = self.method.weighted or self.method.sample_weighted is not None
-            # a density by a flow takes hours in many dimensions; weights alone are there anyway
-            dof = self.target.space.dof
-            if known and not (dof <= CHEAP_DOF or self.method.log_prob is None):
-                return None, (TOO_DEAR.format(dof),)
-            likelihood = "native" if known else "none"
-        if likelihood == "flow":
-            return flow_density(self.target, x, n, seed), ()
-        return (self.density(n, seed) if likelihood == "native" else None), ()
 
-    def density(self, n: int, seed: int) -> Density:
-        """What the method's own weights, at n of its samples, and its density say."""
-        weighted = self.draw(stream_key(seed, "sample"), n, How(weights=True))
-        island = None if weighted.island is None else np.asarray(weighted.island)
-        log_prob, weigh = self.method.log_prob, self.method.weigh_backward
-        key = stream_key(seed, "backward")
-        return Density(
-            np.asarray(weighted.log_weight),
-            log_prob and (lambda x: np.asarray(log_prob(self.state, jnp.asarray(x, float)))),
-            weighted.energy_calls,
-            "the sampler's own density" if log_prob else "the sampler's weights",
-            island,
-            weigh and (lambda x: weigh(key, self.state, x)),
-        )
+class Unweighted(NamedTuple):
+    """Samples without weights. If they were drawn by their weights, also the weighted ones
+    themselves, and how many independent ones the samples are worth, at most."""
+
+    samples: Samples
+    weighted: Samples | None = None
+    worth: float | None = None

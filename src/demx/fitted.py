@@ -6,20 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 import demx
 from demx import stream
-from demx.assessment import (
-    Assessment,
-    assess_target,
-    check_sizes,
-    drawn_by_weight,
-    ruler,
-)
+from demx.assessment import Assessment, check_sizes
 from demx.display import html_table, text_table
-from demx.drawing import LIKELIHOODS, NO_DENSITY, Drawing, How, stream_key
+from demx.drawing import NO_DENSITY, Drawing, How, stream_key
 from demx.errors import UserError
 from demx.evaluate import reference as references
 from demx.evaluate.evidence import LogZ, log_z
@@ -27,8 +20,9 @@ from demx.evaluate.reference import Reference
 from demx.methods import METHODS
 from demx.pace import watched
 from demx.resolve import reference_key, rows
-from demx.targets.black_box import BlackBox
+from demx.ruler import ruler
 from demx.train import Progress
+from demx.trial import trial
 from demx.types import Method, Samples, Target
 from demx.whole import check_seed, whole
 
@@ -136,7 +130,7 @@ class Fitted:
         valid); 'smc' anneals weighted particles along the learned noise levels, which repairs
         mode weights too: use its `log_weight`.
         """
-        n, how = whole("n", n, 1), How.checked(weights, correct, correct_steps)
+        n, how = whole("n", n, 1), self._drawing.how(weights, correct, correct_steps)
         key = stream_key(check_seed(seed), "sample")
         with watched(self.target, "samples", self._drawing.calls(n, how)):
             return self._drawing.draw(key, n, how)
@@ -156,7 +150,7 @@ class Fitted:
         (Of chains and nested sampling all are drawn first: one sample follows from another.)
         """
         n, size = whole("n", n, 1), whole("chunk", chunk, 1)
-        how = How.checked(weights, correct, correct_steps)
+        how = self._drawing.how(weights, correct, correct_steps)
         blocks = self._drawing.blocks(stream_key(check_seed(seed), "sample"), n, how)
         return stream.chunks(blocks, size)
 
@@ -178,7 +172,7 @@ class Fitted:
         from demx.outputs.drawn import draw
 
         n, seed, size = whole("n", n, 1), check_seed(seed), whole("chunk", chunk, 1)
-        how = How.checked(weights, correct, correct_steps)
+        how = self._drawing.how(weights, correct, correct_steps)
         calls = self._drawing.calls(n, how)
         with watched(self.target, "samples", None if calls is None else calls + n):
             return draw(self, Path(path), n, how, seed=seed, chunk=size)
@@ -207,11 +201,11 @@ class Fitted:
 
     def log_z(self, n: SupportsIndex = 1000, *, seed: SupportsIndex = 0) -> LogZ:
         """log Z ≈ log mean exp(-E(x_i))/q(x_i), x_i ~ q; or what else the method knows it by."""
-        weights = self.method.sample_weighted is not None
-        drawn = self.sample(n, seed=seed, weights=weights)
-        if drawn.log_weight is None and drawn.log_z is None:
+        weighs, entry = self._drawing.weighs, METHODS[self.config["method"]]
+        # what never has weights may know it otherwise
+        if not weighs and (entry.weights or not entry.log_z):
             raise UserError(NO_DENSITY)
-        return log_z(drawn)
+        return log_z(self.sample(n, seed=seed, weights=weighs))
 
     def evaluate(
         self,
@@ -233,46 +227,34 @@ class Fitted:
         likelihood: 'native' adds what the sampler's own density says, of likelihood_n samples,
         'flow' what an OT-CFM flow trained on the samples says (the paper's protocol), 'none'
         nothing; 'auto' is native in up to 16 dimensions, and else says that it is none.
-        mcmc_calls: add what tuned chains get for that many energy calls; mcmc_at_most: for as many
-        as training and these samples took, or that many if they took more. reference: sets of
-        your own, or their file. correct: as in `sample`; samples with weights are resampled.
+        Of corrected samples: 'smc' has weights of its own, which 'auto' and 'native' take; after
+        'mala' and 'hmc' 'auto' says that it is none, 'native' is of the uncorrected sampler.
+        mcmc_calls: add what tuned chains get for that many energy calls, never more; mcmc_at_most:
+        for as many as training and these samples took, or that many if they took more. Where they
+        are too few for chains, that is said. reference: sets of your own, or their file. correct:
+        as in `sample`; samples with weights are resampled.
         """
         n, likelihood_n = check_sizes(n, likelihood_n)
-        if likelihood not in LIKELIHOODS:
-            wanted = ", ".join(LIKELIHOODS)
-            raise UserError(f"likelihood: expected one of {wanted}, got {likelihood!r}")
-        seed, how = check_seed(seed), How.checked(False, correct, correct_steps)
-        dear = isinstance(self.target, BlackBox) and self._drawing.calls(n, how) != 0
-        usual = 1 if dear else 10
-        repeats = usual if repeats is None else whole("repeats", repeats, 1)
+        seed, how = check_seed(seed), self._drawing.how(False, correct, correct_steps)
         truth = ruler(reference)  # a file that is not there is told of before anything is drawn
-        calls = self._drawing.calls(n * repeats, how)
-        if calls is not None:
-            calls += n * repeats + self._mcmc_calls(mcmc_calls, mcmc_at_most, calls)
-        with watched(self.target, "evaluate", calls):
-            key = stream_key(seed, "evaluate")
-            drawn, worth = self._drawing.unweighted(key, n, repeats, how)
-            x = np.asarray(drawn.x)
-            density, left_out = self._drawing.weighed(likelihood, likelihood_n, seed, x)
-            judged = assess_target(
-                self.target,
-                x,
-                reference=truth or self.reference(),
-                n=n,
-                density=density,
-                mcmc_calls=self._mcmc_calls(mcmc_calls, mcmc_at_most, drawn.energy_calls),
-                sampling_calls=drawn.energy_calls,
-                seed=seed,
-                island=None if drawn.island is None else np.asarray(drawn.island),
-                log_z=drawn.log_z,
-            )
-            if worth is not None:
-                # bad ones have weight 0, and were never drawn
-                found = judged.samples._replace(bad=judged.samples.bad + drawn.bad)
-                judged = judged._replace(samples=found)
-                judged = judged.noted(drawn_by_weight(len(drawn.x), worth))
-            judged = judged._replace(samples=judged.samples._replace(left_out=left_out))
-            return judged.noted(*self.caveats())
+
+        def allowed(drawing: int) -> int | None:
+            if not mcmc_at_most:
+                return mcmc_calls or None
+            return mcmc_calls or min(mcmc_at_most, self.progress.energy_calls + drawing)
+
+        judged = trial(
+            self._drawing,
+            how,
+            n=n,
+            repeats=None if repeats is None else whole("repeats", repeats, 1),
+            seed=seed,
+            likelihood=likelihood,
+            likelihood_n=likelihood_n,
+            mcmc_calls=allowed,
+            reference=truth or self.reference(),
+        )
+        return judged.noted(*self.caveats())
 
     def caveats(self) -> Iterator[str]:
         """What must be known of a training that did not simply end."""
@@ -292,9 +274,6 @@ class Fitted:
                 f"The state of outer loop {p.kept} was kept, not that of the last, {p.step}: "
                 "samples had become clearly worse."
             )
-
-    def _mcmc_calls(self, calls: int, at_most: int, drawing: int) -> int:
-        return calls or min(at_most, self.progress.energy_calls + drawing)
 
     def reference(self) -> Reference | None:
         """The reference sets of the target, if there are any."""

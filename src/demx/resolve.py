@@ -2,9 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ from demx.pace import watched
 from demx.recipe import FEWER_CHAINS, SLACK, SMALLER, affordable, fewer_chains, smaller
 from demx.recipe import settings as settings_for
 from demx.source import Source
-from demx.space import normal, space_of
+from demx.space import named, normal, space_of
 from demx.targets.black_box import BlackBox
 from demx.targets.first_look import first_look, near, warn_of_rounding
 from demx.targets.function import CHECKED, FunctionTarget, check_energy, check_shape
@@ -50,9 +50,9 @@ def open_target(
     target: str | Target | Callable[[Array], Array],
     settings: Mapping[str, Any],
     *,
-    dim: int | None = None,
-    particles: tuple[int, int] | None = None,
-    species: tuple[int, ...] | None = None,
+    dim: SupportsIndex | None = None,
+    particles: Iterable[SupportsIndex] | None = None,
+    species: Iterable[SupportsIndex] | None = None,
     scale: float | None = None,
     look: bool = True,
 ) -> Opened:
@@ -87,9 +87,8 @@ def open_target(
     except (TypeError, ValueError) as error:
         raise UserError(f"{source}: {error}" if source else str(error)) from error
     name = source.title if source else getattr(target, "__name__", "energy")
-    where = {"dim": dim} if particles is None else {"particles": list(particles)}
-    where |= {} if species is None else {"species": list(species)}
-    return Opened(name, FunctionTarget(target, space), CHECKED if look else 0, source, where)
+    calls = CHECKED if look else 0
+    return Opened(name, FunctionTarget(target, space), calls, source, named(space))
 
 
 def _look_at(target: BlackBox, scale: float) -> int:
@@ -115,9 +114,9 @@ def resolve(
     *,
     method: str = "idem",
     seed: int = 0,
-    dim: int | None = None,
-    particles: tuple[int, int] | None = None,
-    species: tuple[int, ...] | None = None,
+    dim: SupportsIndex | None = None,
+    particles: Iterable[SupportsIndex] | None = None,
+    species: Iterable[SupportsIndex] | None = None,
     scale: float | None = None,
     recipe: bool = False,
     warm_start: ArrayLike | None = None,
@@ -243,13 +242,16 @@ def reopen(config: Mapping[str, Any], place: str | Path) -> Target:
             f"{place}: its energy is in {source.path}, which is not there any more; put it back, "
             "or name its new place as `source` in config.toml"
         )
-    where = {key: tuple(config[key]) for key in ("particles", "species") if key in config}
-    where |= {"dim": config["dim"]} if "dim" in config else {}
+    where = {key: config[key] for key in ("dim", "particles", "species") if key in config}
     settings = config.get("target_settings", {})
     built = open_target(config["source"], settings, look=False, **where).target
     found, known = _fingerprint(built, config.get("scale", 1.0)), config["fingerprint"]
-    same = found[0] == known[0] and np.allclose(
-        np.array(found[1:], float), np.array(known[1:], float), 2e-3, 0, equal_nan=True
+    same = (
+        len(found) == len(known)
+        and found[0] == known[0]
+        and np.allclose(
+            np.array(found[1:], float), np.array(known[1:], float), 2e-3, 0, equal_nan=True
+        )
     )
     if not same:
         raise UserError(

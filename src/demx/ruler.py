@@ -1,7 +1,7 @@
 """Reference sets as a user asks for them: made, kept, or found in a file."""
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -17,6 +17,7 @@ from demx.evaluate.evaluation import floors
 from demx.evaluate.reference import Reference
 from demx.pace import watched
 from demx.resolve import open_target, reference_key
+from demx.space import dim_of
 from demx.types import Target
 from demx.whole import check_seed
 
@@ -35,9 +36,10 @@ def reference(
     n: int = references.SIZE,
     output: str | Path | None = None,
     seed: SupportsIndex = 0,
-    dim: int | None = None,
-    particles: tuple[int, int] | None = None,
-    species: tuple[int, ...] | None = None,
+    dim: SupportsIndex | None = None,
+    particles: Iterable[SupportsIndex] | None = None,
+    species: Iterable[SupportsIndex] | None = None,
+    shape: Iterable[SupportsIndex] | None = None,
     settings: Sequence[str] = (),
     warm_start: ArrayLike | None = None,
     report: Callable[[str], None] = lambda text: None,
@@ -56,8 +58,9 @@ def reference(
     except (TypeError, ValueError) as error:
         raise UserError(str(error)) from error
     opened = open_target(
-        target, about, dim=dim, particles=particles, species=species, scale=sizes.scale
-    )
+        target, about, dim=dim_of(shape, dim, particles), particles=particles, species=species,
+        scale=sizes.scale,
+    )  # fmt: skip
     built = opened.target
     path = Path(output) if output else None
     if path is None and isinstance(target, str):

@@ -55,7 +55,8 @@ def slug(target: str) -> str:
 
 
 def headlines(source: Source) -> list[str]:
-    """First lines of the docstrings of the file and of the name, where there are any."""
+    """First lines of the docstrings of the file and of the name, and the defaults of a function,
+    where there are any. The file is not run."""
     try:
         tree = ast.parse(_text(source))
     except SyntaxError:
@@ -65,9 +66,21 @@ def headlines(source: Source) -> list[str]:
     found = []
     for title, node in ((source.path.name, tree), *((source.name, node) for node in named)):
         said = (ast.get_docstring(node) or "").strip()
-        if said:
-            found.append(f"{title}: {said.splitlines()[0]}")
+        settings = _defaults(node) if isinstance(node, ast.FunctionDef) else ""
+        if said or settings:
+            found.append(": ".join([title + settings, *said.splitlines()[:1]]))
     return found
+
+
+def _defaults(function: ast.FunctionDef) -> str:
+    """'(x, stiffness=2.0)'; '' where no argument has a default."""
+    given = function.args
+    if not given.defaults and not any(given.kw_defaults):
+        return ""
+    every = (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg)
+    for argument in filter(None, every):
+        argument.annotation = None
+    return f"({ast.unparse(given)})"
 
 
 def load(source: Source, settings: Mapping[str, Any]) -> Any:

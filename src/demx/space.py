@@ -1,10 +1,16 @@
 """Where a configuration lives: R^d, or n particles with their centre of mass at the origin."""
 
+import math
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from demx.errors import UserError
+from demx.whole import whole, wholes
 
 
 class Euclidean(eqx.Module):
@@ -105,21 +111,53 @@ class MeanFree(eqx.Module):
 Space = Euclidean | MeanFree
 
 
-def space_of(
-    dim: int | None, particles: tuple[int, int] | None, species: tuple[int, ...] | None = None
-) -> Space:
+def dim_of(shape: Any, dim: Any, particles: Any) -> Any:
+    """dim, where a user may have named the shape of x in its place: (dim,)."""
+    if shape is None:
+        return dim
+    if dim is not None or particles is not None:
+        raise UserError("expected one of shape, dim and particles, got two of them")
+    sizes = wholes("shape", shape, "that of one x, such as (10,)")
+    if len(sizes) == 1:
+        return sizes[0]
+    told = sizes if len(sizes) == 2 else "(n, dimension)"
+    raise UserError(
+        f"shape: {sizes} does not say whether these are particles; say particles={told} if they "
+        "are free to move and turn together and to be exchanged, or else write the energy of one "
+        f"flat vector, dim={math.prod(sizes)}"
+    )
+
+
+def space_of(dim: Any, particles: Any, species: Any = None) -> Space:
     """The space that a user names: R^dim, or particles=(n, dimension), perhaps of species."""
     if (dim is None) == (particles is None):
-        raise ValueError(
+        raise UserError(
             "an energy function needs one of dim=… and particles=(n, dimension), on the command "
             "line --dim 10 or --shape 13,3 --symmetry particles; "
             f"got dim={dim}, particles={particles}"
         )
-    if dim is None:
-        return MeanFree(*particles, species)
-    if species is not None:
-        raise ValueError("species: only for particles=(n, dimension)")
-    return Euclidean(dim)
+    if dim is not None:
+        if species is not None:
+            raise UserError("species: only for particles=(n, dimension)")
+        return Euclidean(whole("dim", dim, 1))
+    wanted = "two whole numbers, (n, dimension)"
+    sizes = wholes("particles", particles, wanted)
+    if len(sizes) != 2:
+        raise UserError(f"particles: expected {wanted}, got {particles!r}")
+    return MeanFree(*sizes, None if species is None else kinds(species))
+
+
+def named(space: Space) -> dict[str, Any]:
+    """A space as arguments of `space_of`, as a configuration holds it."""
+    if isinstance(space, Euclidean):
+        return {"dim": space.dim}
+    species = {} if space.species is None else {"species": list(space.species)}
+    return {"particles": list(space.shape), **species}
+
+
+def kinds(species: Any) -> tuple[int, ...]:
+    """Species as a user names them."""
+    return wholes("species", species, "a whole number for each particle")
 
 
 def normal(key: PRNGKeyArray, space: Space, leading: tuple[int, ...] = ()) -> Float[Array, "..."]:

@@ -18,8 +18,16 @@ def whole(name: str, value: Any, least: int) -> int:
     except TypeError:
         found = None
     if found is None or found < least:
-        raise UserError(f"{name}: expected a whole number of at least {least}, got {value}")
+        raise UserError(f"{name}: expected a whole number of at least {least}, got {value!r}")
     return found
+
+
+def wholes(name: str, values: Any, wanted: str) -> tuple[int, ...]:
+    """values, if they are whole numbers, one after the other."""
+    try:
+        return tuple(operator.index(value) for value in values)
+    except TypeError as error:
+        raise UserError(f"{name}: expected {wanted}, got {values!r}") from error
 
 
 def check_seed(value: Any) -> int:

@@ -50,11 +50,12 @@ def evaluate(
         seed: of the samples.
         likelihood: densities for NLL, ESS and log Z: the sampler's own (native), an OT-CFM
             flow trained on the samples as in the paper (flow), or none; auto is native for runs
-            of up to 16 dimensions.
+            of up to 16 dimensions. With --correct smc, native are the weights of its particles;
+            with mala and hmc they are of the uncorrected samples, and auto leaves them out.
         likelihood_n: how many samples the densities are evaluated at.
-        mcmc: add a column of what tuned parallel tempering gets for the same energy calls, of
-            training and of the samples.
-        mcmc_calls: at most so many calls for that column (of a file: so many).
+        mcmc: add a column of what tuned parallel tempering gets for the energy calls that training
+            and the samples took, never for more; below 18,240 it is left out.
+        mcmc_calls: most calls for that column (of a file: as many).
         reference: a file made by `demx reference -o`, instead of the one demx would find.
         correct: correct the samples of a run before they are judged, as in `demx sample`.
         correct_steps: gradient steps of mala or hmc for each sample.
@@ -94,8 +95,6 @@ def evaluate(
             mcmc_at_most=calls, reference=ruler,
             **correction(correct, correct_steps),
         )  # fmt: skip
-        if calls and found.mcmc is None:
-            print("mcmc: no energy calls were spent, so there is no column", file=sys.stderr)
         opening = found.samples.energy_calls + opening_calls(fitted.config, fitted.target)
         found = found._replace(samples=found.samples._replace(energy_calls=opening))
         about = tables.About.of_run(fitted)

@@ -70,7 +70,8 @@ def options(
 
 
 def introduce(target: str) -> None:
-    """First lines of the docstrings in FILE.py:NAME, for a user to see that it is the right one."""
+    """First lines of the docstrings in FILE.py:NAME, and its defaults, for a user to see that it is
+    the right one."""
     from demx import source
 
     found = source.parse(target)

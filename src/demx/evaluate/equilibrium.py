@@ -34,6 +34,8 @@ SEGMENT = 128  # transitions of the first burn-in segment
 TUNING = 100  # transitions of the first of four rounds, each twice as long as the one before
 COMPACT, DISPERSED = 500, 100  # descent steps of the two kinds of start
 HEATING = 100  # transitions at the hottest temperature that disperse given points
+STARTING, ADAPTING = 0.1, 0.3  # shares of a number of energy calls for start and tuning
+ROUNDS = 3  # of that tuning, which are of 2, 4 and 8 transitions at least
 
 
 class Equilibrium(eqx.Module):
@@ -80,7 +82,9 @@ class Sampler:
         settings: Equilibrium,
         key: PRNGKeyArray,
         start: ArrayLike | None = None,
+        share: float = 1.0,
     ):
+        """share: of the steps that a start takes, for those who cannot afford them all."""
         self.target, self.settings = target, settings
         self.tempering = Tempering(target, settings.num_leapfrog)
         self.energy_calls = 0
@@ -88,7 +92,7 @@ class Sampler:
         # state after state: all distances of all states at once would take gigabytes
         self._observe = jax.jit(lambda u, v: jax.lax.map(lambda a: jax.vmap(self._one)(*a), (u, v)))
         self.key = key
-        self.chains, self.ladder = self._start(start)
+        self.chains, self.ladder = self._start(start, share)
         self.acceptance = self.rejection = None
 
     def _one(self, u: Array, value: Array) -> Array:
@@ -99,33 +103,35 @@ class Sampler:
         self.key, key = jax.random.split(self.key)
         return key
 
-    def _start(self, given: ArrayLike | None) -> tuple[Chains, Ladder]:
+    def _start(self, given: ArrayLike | None, share: float) -> tuple[Chains, Ladder]:
         s = self.settings
-        begin = self._scattered() if given is None else self._from(given)
+        begin = self._scattered(share) if given is None else self._from(given, share)
         ladder = geometric_ladder(min(8, s.max_rungs), s.beta_min, 0.02 * s.scale)
         self.energy_calls += s.num_chains
         return self.tempering.init(jnp.concatenate(begin), len(ladder.beta)), ladder
 
-    def _scattered(self) -> tuple[Array, Array]:
+    def _scattered(self, share: float) -> tuple[Array, Array]:
         """Compact and dispersed points, half as many as chains each."""
         s = self.settings
+        compact, dispersed = _part(COMPACT, share), _part(DISPERSED, share)
         half = s.num_chains // 2
         move = eqx.filter_jit(relax)
         near = 0.5 * s.scale * normal(self._next_key(), self.target.space, (half,))
-        near = move(self.target, near, COMPACT, s.scale)
+        near = move(self.target, near, compact, s.scale)
         far = 3 * s.scale * normal(self._next_key(), self.target.space, (half,))
-        self.energy_calls += (COMPACT + DISPERSED) * half
-        return near, move(self.target, far, DISPERSED, s.scale)
+        self.energy_calls += (compact + dispersed) * half
+        return near, move(self.target, far, dispersed, s.scale)
 
-    def _from(self, given: ArrayLike) -> tuple[Array, Array]:
+    def _from(self, given: ArrayLike, share: float) -> tuple[Array, Array]:
         """Given points in turn: for half of the chains as they are, for the others heated."""
         s = self.settings
         near, cold = jnp.split(in_turn(given, self.target, s.num_chains), 2)
         hot = jnp.full((1,), s.beta_min)
         ladder = Ladder(hot, 0.02 * s.scale / jnp.sqrt(hot))
         tune, chains = eqx.filter_jit(self.tempering.tune), self.tempering.init(cold, 1)
-        chains, _, _ = tune(self._next_key(), chains, ladder, HEATING)
-        self.energy_calls += len(cold) + HEATING * self.tempering.calls(chains)
+        heating = _part(HEATING, share)
+        chains, _, _ = tune(self._next_key(), chains, ladder, heating)
+        self.energy_calls += len(cold) + heating * self.tempering.calls(chains)
         return near, jax.vmap(self.target.space.configuration)(chains.position[:, 0])
 
     def tune(self, rounds: int = 4, length: int = TUNING) -> None:
@@ -168,6 +174,10 @@ class Sampler:
             if 2 * length > self.settings.max_segment:
                 return tau, spent, False
             length *= 2
+
+
+def _part(steps: int, share: float) -> int:
+    return max(1, int(share * steps))
 
 
 def least_calls(n: int, settings: Equilibrium) -> int:
@@ -230,6 +240,18 @@ def _drawn(sampler: Sampler, n: int, u: np.ndarray, value: np.ndarray, diagnosti
     return Drawn(x, value, diagnostics, sampler.energy_calls)
 
 
+def fewest_calls(settings: Equilibrium) -> int:
+    """Energy calls below which `samples_within` has no room for tuning, burn-in and a state."""
+    transitions = 2 * (2**ROUNDS - 1) + 2
+    energies = 2 * settings.num_chains  # of where chains begin
+    return math.ceil((energies + transitions * _dearest(settings)) / (1 - STARTING))
+
+
+def _dearest(settings: Equilibrium) -> int:
+    """Energy calls of a transition on the longest ladder."""
+    return settings.num_chains * settings.max_rungs * settings.num_leapfrog
+
+
 def samples_within(
     key: PRNGKeyArray,
     target: Target,
@@ -238,15 +260,20 @@ def samples_within(
     settings: Equilibrium,
     start: ArrayLike | None = None,
 ) -> Drawn:
-    """What tuned chains make of a number of energy calls, all told: 30 % tuning, a fifth of the
-    rest burn-in, then n states at equal intervals, or as many as there are calls for.
+    """What tuned chains make of a number of energy calls, never more, all told: a tenth at most
+    the start, 30 % tuning, a fifth of the rest burn-in, then n states at equal intervals, or as
+    many as there are calls for.
     """
-    rounds = 3
-    sampler = Sampler(target, settings, key, start)
-    tuning = 0.3 * energy_calls / sampler.tempering.calls(sampler.chains)
-    sampler.tune(rounds, max(2, int(tuning / (2**rounds - 1))))
-    cost = sampler.tempering.calls(sampler.chains)
-    left = max(1, (energy_calls - sampler.energy_calls) // cost)
+    fewest = fewest_calls(settings)
+    if energy_calls < fewest:
+        raise ValueError(f"energy_calls: expected at least {fewest}, got {energy_calls}")
+    half = settings.num_chains // 2
+    heating = 1 + HEATING * settings.num_leapfrog
+    usual = half * (COMPACT + DISPERSED if start is None else heating)
+    sampler = Sampler(target, settings, key, start, min(1.0, STARTING * energy_calls / usual))
+    tuning = ADAPTING * energy_calls / _dearest(settings)
+    sampler.tune(ROUNDS, max(2, int(tuning / (2**ROUNDS - 1))))
+    left = (energy_calls - sampler.energy_calls) // sampler.tempering.calls(sampler.chains)
     sampler.advance(1, max(1, left // 5))
     keep = min(math.ceil(n / settings.num_chains), max(1, left * 4 // 5))
     u, value, _ = sampler.advance(keep, max(1, left * 4 // 5 // keep))

@@ -118,33 +118,47 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
         bad = bad | ~jnp.isfinite(log_prob)
         return x, log_prob, jnp.where(bad, -jnp.inf, log_density - log_prob), bad
 
-    def draw_weighted(key: PRNGKeyArray, model: ScoreModel, n: int):
-        """Beyond 200 degrees of freedom log q is noisy, and weights too large on average."""
-        return weigh(*samples(diffusion.flow(model, probes=probes_for(space)), key, n))
+    def draw_weighted(key: PRNGKeyArray, model: ScoreModel, n: int, size: int):
+        """n of so many: what is not asked for costs no energy call. Beyond 200 degrees of freedom
+        log q is noisy, and weights too large on average."""
+        drawn = samples(diffusion.flow(model, probes=probes_for(space)), key, size)
+        return weigh(*(a[:n] for a in drawn))
 
     def density(model: ScoreModel, xs: Array) -> Array:
         # the same points get the same probes, if there are any: a density does not change by call
         key = jax.random.key(0)
         return log_probs(diffusion.flow(model, probes=probes_for(space)), xs, key)
 
-    def calls(key: PRNGKeyArray, n: int, size: int):
-        """(key, size) of each compiled call; a full call's draws do not depend on n."""
-        return [(jax.random.fold_in(key, i), size) for i in range(-(-n // size))]
+    each = diffusion.calls_per_sample
+
+    def sizes(n: int) -> list[int]:
+        """Of the compiled calls that n samples take: as many, or more that are thrown away."""
+        # a number with many divisors, so that a large call can be cut into chunks
+        full, rest = divmod(n, CHUNK)
+        last = rest if rest <= 64 else 64 * -(-rest // 64)
+        # what costs nothing rather fills the program that is there than compiles another
+        return [CHUNK] * full + [CHUNK if full and not each else last] * (rest > 0)
 
     def sample(key: PRNGKeyArray, state: State, n: int) -> Samples:
         model = everywhere(state.average)
-        # a number with many divisors, so that a large call can be cut into chunks
-        size = n if n <= 64 else min(CHUNK, 64 * -(-n // 64))
-        x = jnp.concatenate([home(draw(k, model, size)) for k, size in calls(key, n, size)])
-        # what was drawn is paid for, also the end of the last chunk
-        return Samples(x[:n], energy_calls=len(x) * diffusion.calls_per_sample)
+        # a full call's draws do not depend on n
+        drawn = [
+            home(draw(jax.random.fold_in(key, i), model, size)) for i, size in enumerate(sizes(n))
+        ]
+        return Samples(jnp.concatenate(drawn)[:n], energy_calls=sample_calls(n))
+
+    def sample_calls(n: int) -> int:
+        """What was drawn is paid for, also the end of the last call."""
+        return sum(sizes(n)) * each
 
     def sample_weighted(key: PRNGKeyArray, state: State, n: int) -> Samples:
         model = everywhere(state.average)
-        made = [draw_weighted(k, model, size) for k, size in calls(key, n, min(n, CHUNK))]
+        made = [
+            draw_weighted(jax.random.fold_in(key, i), model, min(n - start, CHUNK), min(n, CHUNK))
+            for i, start in enumerate(range(0, n, CHUNK))
+        ]
         x, log_prob, log_weight, bad = (jnp.concatenate(m) for m in zip(*made, strict=True))
-        wrong = int(jnp.sum(bad[:n]))
-        return Samples(x[:n], log_weight[:n], log_prob[:n], energy_calls=len(x), bad=wrong)
+        return Samples(x, log_weight, log_prob, energy_calls=n, bad=int(jnp.sum(bad)))
 
     @eqx.filter_jit
     def swarm(key: PRNGKeyArray, model: ScoreModel, smc: Annealing, islands: int, rows: int):
@@ -174,7 +188,7 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
     made = Method(
         init, engine.stepper(), sample, engine.calls_per_step, at_init, anneal=anneal,
         outer_steps=parts.training.outer_steps,
-        sample_calls=lambda n: n * diffusion.calls_per_sample,
+        sample_calls=sample_calls,
         plan=engine.plan if parts.training.falls else None,
     )  # fmt: skip
     if diffusion.pin is not None:

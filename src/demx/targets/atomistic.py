@@ -1,8 +1,8 @@
 """Atoms with an ASE calculator as a target: p(x) ∝ exp(-E(x)/kT)."""
 
 import warnings
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from demx.errors import UserError
-from demx.space import MeanFree
+from demx.space import MeanFree, kinds
 from demx.targets.black_box import BlackBox, Host
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def from_atoms(
     temperature: float = 300.0,
     length: float = 1.0,
     trap: float | None = None,
-    species: tuple[int, ...] | None = None,
+    species: Iterable[SupportsIndex] | None = None,
 ) -> Atomistic:
     """log p̃(x) = zero - (E(length·x) + ½ trap Σ_i |length·x_i|²)/kT for the energy of a calculator.
 
@@ -82,10 +82,15 @@ def from_atoms(
     CalculationFailed, such as one that does not converge) is a bad point, and counted as `failed`.
     """
     try:
+        from ase import Atoms
         from ase.calculators.calculator import CalculationFailed
         from ase.units import kB
     except ImportError as error:
         raise UserError("from_atoms needs ASE; pip install '.[ase]' in demx's directory") from error
+    if not isinstance(atoms, Atoms):
+        raise UserError(
+            f"atoms: expected ase.Atoms, such as ase.build.molecule('H2O'), got {atoms!r}"
+        )
     calculator = atoms.calc if calculator is None else calculator
     if calculator is None:
         raise UserError(
@@ -116,8 +121,7 @@ def from_atoms(
         value = own.get_potential_energy() + 0.5 * trap * np.sum(own.positions**2)
         return value / unit, slope * (length / unit)
 
-    if species is None:
-        species = tuple(int(number) for number in atoms.numbers)
+    species = kinds(atoms.numbers if species is None else species)
     space = MeanFree(len(atoms), 3, species if len(set(species)) > 1 else None)
     host = Host(energy, space.shape, False, None, failures=(CalculationFailed,))
     start = None

@@ -6,9 +6,9 @@ device.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, SupportsIndex
 
 import equinox as eqx
 import jax
@@ -253,9 +253,9 @@ class BlackBox(eqx.Module):
 def black_box(
     function: Callable,
     *,
-    dim: int | None = None,
-    particles: tuple[int, int] | None = None,
-    species: tuple[int, ...] | None = None,
+    dim: SupportsIndex | None = None,
+    particles: Iterable[SupportsIndex] | None = None,
+    species: Iterable[SupportsIndex] | None = None,
     batched: bool = False,
     finite_difference: float | None = None,
     zero: float = 0.0,

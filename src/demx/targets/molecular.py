@@ -1,7 +1,7 @@
 """Molecules with a force field of OpenMM as a target: p(x) ∝ exp(-E(x)/kT)."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from demx.errors import UserError
-from demx.space import MeanFree
+from demx.space import MeanFree, kinds
 from demx.targets.black_box import BlackBox, Host
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def from_system(
     temperature: Any = 300.0,
     length: float = 0.1,
     trap: float = 0.0,
-    species: tuple[int, ...] | None = None,
+    species: Iterable[SupportsIndex] | None = None,
     platform: str = "Reference",
 ) -> Molecular:
     """log p̃(x) = zero - (E(length·x) + ½ trap Σ_i |length·x_i|²)/kT for the energy of a system.
@@ -101,8 +101,7 @@ def from_system(
             "system: expected the same energy for a configuration and its mirror image, which "
             "CMAP terms do not give; take a force field without them, such as amber14"
         )
-    if species is None:
-        species = _species(system, exact, apart)
+    species = kinds(_species(system, exact, apart) if species is None else species)
     ask = exact if platform == "Reference" else _asking(system, platform)
     temperature = float(temperature)
     kt = GAS * temperature

@@ -1,0 +1,54 @@
+"""What stands beside corrected samples is of them, or says of whom it is."""
+
+import jax
+import numpy as np
+import pytest
+
+from demx.correction import equal_weights
+from demx.drawing import How, stream_key
+from demx.evaluate import weights
+from untrained import FLAT, untrained
+
+WEIGHED = {"ess", "psis_k", "log_z_is", "log_z_lower"}
+
+
+@pytest.fixture(scope="module")
+def plane():
+    return untrained("gmm40", FLAT)
+
+
+@pytest.mark.parametrize("likelihood", ["auto", "native"])
+def test_weights_beside_annealed_samples_are_their_own(likelihood, plane, seed):
+    """Those of the particles that were resampled, all of them, for no further calls."""
+    found = plane.evaluate(300, repeats=2, seed=seed, likelihood=likelihood, correct="smc")
+    key, how = stream_key(seed, "evaluate"), How(correct="smc")
+    swarms = [plane._drawing.draw(jax.random.fold_in(key, i), 300, how) for i in range(2)]
+    log_weight = np.concatenate([swarm.log_weight for swarm in swarms])
+    np.testing.assert_array_equal(found.log_weight, log_weight)
+    island = np.repeat([0, 1], 300)  # an island each
+    assert found.metrics["log_z_is"][:2] == weights.log_z_is(log_weight, island)
+    assert found.metrics["ess"].value == weights.ess(log_weight).value
+    assert found.metrics["psis_k"].n == 600 and "nll" not in found.metrics
+    assert found.density == "the weights of annealed SMC"
+    assert found.samples.energy_calls == 600 + sum(swarm.energy_calls for swarm in swarms)
+    rows = equal_weights(np.asarray(swarms[0].log_weight), 300, 0)
+    drawn = plane._drawing.unweighted(key, 300, 2, how).samples
+    np.testing.assert_array_equal(drawn.x[:300], swarms[0].x[rows])
+
+
+@pytest.mark.parametrize("kind", ["mala", "hmc"])
+def test_moved_samples_have_no_density(kind, plane):
+    found = plane.evaluate(50, repeats=2, correct=kind, correct_steps=8)
+    assert not WEIGHED & set(found.metrics) and found.density is None
+    assert f"left out: after moves of {kind} the density" in found.verdict[-1]
+
+
+def test_a_density_asked_for_beside_moved_samples_says_whose_it_is(plane):
+    options = {"repeats": 2, "likelihood": "native", "likelihood_n": 100}
+    found = plane.evaluate(50, correct="mala", correct_steps=8, **options)
+    before = plane.evaluate(50, **options)
+    assert set(found.metrics) >= WEIGHED | {"nll"}
+    assert found.metrics["log_z_is"] == before.metrics["log_z_is"]
+    assert found.density == "the sampler's own density, without correction"
+    assert any("are of the uncorrected sampler" in said for said in found.verdict)
+    assert not any("uncorrected" in said for said in before.verdict)
