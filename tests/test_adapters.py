@@ -15,11 +15,13 @@ from ase.units import kB
 from numpyro import distributions as dist
 
 import demx
-from demx import devices, recipe, resolve, samples
+from demx import assessment, beginning, cli, devices, recipe, resolve, samples
 from demx.energy import energies, evaluate
 from demx.errors import UserError
+from demx.report import html
 from demx.space import Euclidean, MeanFree, normal
 from demx.targets.atomistic import from_atoms
+from demx.targets.function import FunctionTarget
 from demx.targets.probabilistic import from_model
 from hosts import CHAINS
 
@@ -118,6 +120,73 @@ def test_frames_in_the_units_of_ase(tmp_path, monkeypatch):
     ase.io.write(tmp_path / "frames.extxyz", target.frames(drawn.x))
     again = samples.read(tmp_path / "frames.extxyz")
     np.testing.assert_allclose(again.x, drawn.x, rtol=1e-5, atol=1e-6)
+
+
+GOLD = """
+from ase import Atoms
+from ase.calculators.emt import EMT
+from demx.targets.atomistic import from_atoms
+
+POSITIONS = [[0, 0, 0], [2.6, 0, 0], [0, 2.5, 0.3]]
+
+
+def target():
+    return from_atoms(Atoms("AuCu2", POSITIONS), EMT(), temperature=600, trap=0.2, length=2.0)
+"""
+
+
+def test_frames_of_other_programs_are_in_angstrom(tmp_path):
+    """Of a target of atoms; x of any other target are the positions as they are."""
+    atoms = ase.Atoms("AuCu2", positions=[[0, 0, 0], [2.6, 0, 0], [0, 2.5, 0.3]])
+    target = from_atoms(atoms, EMT(), temperature=600.0, trap=0.2, length=2.0)
+    ase.io.write(tmp_path / "plain.extxyz", atoms)
+    shrunk = from_atoms(atoms, EMT(), temperature=600.0, trap=0.2, length=0.5)
+    ase.io.write(tmp_path / "shrunk.extxyz", shrunk.frames(shrunk.start))  # x there in 0.5 Å
+    for name in ("plain", "shrunk"):
+        stored = samples.read(tmp_path / f"{name}.extxyz")
+        found = assessment.on_space(stored, target)
+        np.testing.assert_allclose(found.x, target.start, atol=1e-6)
+        again = samples.fitting(found, target, name)
+        np.testing.assert_array_equal(again.x, found.x)
+        begun = jnp.asarray(beginning.points(stored, target, "warm start"))
+        np.testing.assert_allclose(target.space.project(begun), target.start, atol=1e-6)
+    three = FunctionTarget(lambda x: jnp.sum(x * x), MeanFree(3, 3))
+    plain = samples.read(tmp_path / "plain.extxyz")
+    assert np.array_equal(beginning.points(plain, three, "warm start")[0], np.float32(plain.x[0]))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "evaluate x.extxyz --target gold.py:target -n 10",
+        "fit gold.py:target --method hmc --quiet --warm-start x.extxyz",
+        "reference gold.py:target -n 100 --warm-start x.extxyz",
+    ],
+)
+def test_frames_of_other_atoms_are_refused(words, tmp_path, monkeypatch):
+    """The same atoms in another order are a configuration of another energy."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gold.py").write_text(GOLD)
+    frames = [ase.Atoms("Cu2Au", positions=[[0, 2.5, 0.3], [2.6, 0, 0], [0, 0, 0]])] * 20
+    ase.io.write("x.extxyz", frames)
+    with pytest.raises(UserError, match=r"expected the target's atoms .*, AuCu2, found Cu2Au"):
+        cli.call(words.split())
+
+
+def test_a_report_is_of_the_atoms_of_its_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(recipe, "POINTS", 4)
+    atoms = ase.Atoms("AuCu2", positions=[[0, 0, 0], [2.6, 0, 0], [0, 2.5, 0.3]])
+    sampler = demx.fit(from_atoms(atoms, EMT(), temperature=600.0, trap=0.2), **QUICK)
+    ase.io.write(tmp_path / "x.extxyz", [atoms[[1, 2, 0]]] * 20)
+    with pytest.raises(UserError, match=r"x\.extxyz: expected .*, AuCu2, found Cu2Au"):
+        html.write_fitted(sampler, tmp_path / "report.html", samples=tmp_path / "x.extxyz")
+
+
+def test_frames_list_their_atoms_in_one_order(tmp_path):
+    atoms = ase.Atoms("AuCu2", positions=[[0, 0, 0], [2.6, 0, 0], [0, 2.5, 0.3]])
+    ase.io.write(tmp_path / "x.extxyz", [atoms, atoms, atoms[[1, 2, 0]]])
+    with pytest.raises(UserError, match="found AuCu2 in the first and Cu2Au in that after 2"):
+        samples.read(tmp_path / "x.extxyz")
 
 
 class Heavy(LennardJones):

@@ -246,7 +246,7 @@ def reference(
         report=lambda text: print(text, file=sys.stderr, flush=True),
         scale=scale, num_chains=chains, max_rungs=max_rungs, beta_min=beta_min,
         num_leapfrog=leapfrog,
-        warm_start=None if warm_start is None else samples.read(Path(warm_start)).x,
+        warm_start=None if warm_start is None else samples.read(Path(warm_start)),
         **space_of(dim, shape, symmetry, species),
     )  # fmt: skip
     tables.show_reference(target, made, path)
