@@ -236,12 +236,43 @@ def test_atoms_that_are_refused():
         from_atoms(atoms)
     with pytest.raises(UserError, match="temperature: expected a positive number, got -1"):
         from_atoms(atoms, EMT(), temperature=-1)
+    with pytest.raises(UserError, match=r"trap: expected 0 or more, .* got -0\.1"):
+        from_atoms(atoms, EMT(), trap=-0.1)
+    with pytest.raises(UserError, match="species: expected one for each of 2 atoms, got 3"):
+        from_atoms(atoms, EMT(), trap=0, species=(0, 0, 0))
     held = atoms.copy()
     held.set_constraint(FixAtoms([0]))
     with pytest.raises(UserError, match="expected no constraints"):
         from_atoms(held, EMT())
     with pytest.raises(UserError, match=r"found pbc=\[True, True, True\]"):
         from_atoms(ase.Atoms("Cu2", positions=atoms.positions, cell=[9, 9, 9], pbc=True), EMT())
+
+
+def test_the_first_error_of_a_calculator_is_the_one_that_is_told():
+    """EMT without a potential is left half made: what it raises when asked again says nothing."""
+    atoms = ase.Atoms("UCu", positions=[[0, 0, 0], [2.5, 0, 0]])
+    with pytest.raises(UserError, match="NotImplementedError: No EMT-potential for U"):
+        from_atoms(atoms, EMT(), trap=0.1)
+
+
+class Torn(LennardJones):
+    """Gives up where the atoms are far apart."""
+
+    def calculate(self, *args, **kwargs):
+        super().calculate(*args, **kwargs)
+        if self.atoms.get_distance(0, 1) > 5:
+            raise ArithmeticError("too far")
+
+
+def test_failures_of_a_calculator_are_named(key):
+    """As the error says: such points are bad, and the others have their energies."""
+    atoms = ase.Atoms("Ar2", positions=[[0, 0, 0], [3.9, 0, 0]])
+    target = from_atoms(atoms, Torn(sigma=3.4, rc=1e3), trap=0.1, failures=(ArithmeticError,))
+    both = jnp.concatenate([target.start, 2 * target.start])
+    assert evaluate(target, both).bad.tolist() == [False, True] and target.failed == 1
+    strict = from_atoms(atoms, Torn(sigma=3.4, rc=1e3), trap=0.1)
+    with pytest.raises(UserError, match=r"too far; .*say failures=\(ArithmeticError,\)"):
+        strict.host(np.asarray(2 * target.start))
 
 
 def coin(heads, tails):
