@@ -306,6 +306,20 @@ def test_models_that_are_refused():
         from_model(lambda: numpyro.sample("y", dist.Normal(0, 1), obs=jnp.asarray(0.3)))
 
 
+@pytest.mark.parametrize("name", ["energy", "log_weight", "island", "chain", "draw"])
+def test_sites_with_names_that_are_taken(name):
+    """Refused before anything is trained; those that are observed are in no file."""
+
+    def model(name, level, seen):
+        level = numpyro.deterministic(level, numpyro.sample(name, dist.Normal(0, 1)) + 1)
+        numpyro.sample(seen, dist.Normal(level, 1), obs=jnp.asarray(0.3))
+
+    for names in ((name, "level", "seen"), ("mean", name, "seen")):
+        with pytest.raises(UserError, match=f"{name}: expected no site of this name"):
+            from_model(model, *names)
+    assert from_model(model, "mean", "level", name).space == Euclidean(1)
+
+
 def example(name):
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)

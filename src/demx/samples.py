@@ -154,14 +154,18 @@ def _read_netcdf(path: Path) -> Stored:
 
 def _variables(file, before: str) -> dict[str, np.ndarray]:
     """x, log_weight, island, (chains, draws, …), of the groups whose names begin so."""
-    kinds = ("unconstrained_posterior", "posterior", "sample_stats")  # a site may be called x
-    groups = [file[before + kind] for kind in kinds if before + kind in file]
-    return {
-        name: np.asarray(group.variables[name])
-        for name in ("x", "log_weight", "island")
-        for group in reversed(groups)
-        if name in group.variables
+    # a site may be called x; whatever else a site is called, weights and islands are no sites
+    places = {
+        "x": ("unconstrained_posterior", "posterior"),
+        "log_weight": ("sample_stats",),
+        "island": ("sample_stats",),
     }
+    found = {}
+    for name, kinds in places.items():
+        groups = [file[before + kind] for kind in kinds if before + kind in file]
+        holding = [group for group in groups if name in group.variables]
+        found |= {name: np.asarray(holding[0].variables[name])} if holding else {}
+    return found
 
 
 def fitting(stored: Stored, target: Target, path: Path | str) -> Stored:
