@@ -306,6 +306,20 @@ def test_models_that_are_refused():
         from_model(lambda: numpyro.sample("y", dist.Normal(0, 1), obs=jnp.asarray(0.3)))
 
 
+@pytest.mark.parametrize("latent", [dist.Bernoulli(0.3), dist.Poisson(2.0)])
+def test_discrete_sites_are_refused(latent, recwarn):
+    """Whether NumPyro could sum them out or not; those that are observed are none."""
+
+    def model():
+        spread = numpyro.sample("spread", dist.HalfNormal(1.0))
+        numpyro.sample("kind", latent)
+        numpyro.sample("seen", dist.Bernoulli(jnp.exp(-spread)), obs=jnp.asarray(1))
+
+    with pytest.raises(UserError, match="model: sites kind are discrete; sum them out"):
+        from_model(model)
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize("name", ["energy", "log_weight", "island", "chain", "draw"])
 def test_sites_with_names_that_are_taken(name):
     """Refused before anything is trained; those that are observed are in no file."""

@@ -64,21 +64,24 @@ def from_model(model: Callable, *args: Any, **kwargs: Any) -> Posterior:
     start = found.param_info.z
     if not start:
         raise UserError("model: expected latent sites, found none")
-    discrete = [name for name, z in start.items() if not jnp.issubdtype(z.dtype, jnp.floating)]
-    if discrete:
-        raise UserError(f"model: sites {', '.join(discrete)} are discrete; sum them out")
     flat, unravel = jax.flatten_util.ravel_pytree(start)
     return Posterior(Euclidean(flat.size), found.potential_fn, unravel, found.postprocess_fn)
 
 
 def _check(model: Callable, *args: Any, **kwargs: Any) -> None:
-    """Refuse sites with a name that is taken."""
+    """Refuse sites that have no unconstrained coordinates, or a name that is taken."""
     from numpyro import handlers
     from numpyro.infer import init_to_uniform
 
     begun = handlers.substitute(handlers.seed(model, 0), substitute_fn=init_to_uniform())
     sites = handlers.trace(begun).get_trace(*args, **kwargs).items()
     latent = {name: s for name, s in sites if s["type"] == "sample" and not s["is_observed"]}
+    discrete = [name for name, site in latent.items() if site["fn"].support.is_discrete]
+    if discrete:
+        raise UserError(
+            f"model: sites {', '.join(discrete)} are discrete; sum them out, as MixtureSameFamily "
+            "does with the components of a mixture"
+        )
     check_sites(name for name, site in sites if name in latent or site["type"] == "deterministic")
 
 
