@@ -1,6 +1,7 @@
 """Calculators of ASE and models of NumPyro as targets, and the examples of both."""
 
 import importlib.util
+import runpy
 from pathlib import Path
 
 import ase.io
@@ -354,6 +355,16 @@ QUICK = {
 def test_the_examples_run(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     example(name).main(n=40, **QUICK)
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["two_rings", "pair_potential"])
+def test_the_examples_that_are_scripts_run(name, tmp_path, monkeypatch, capsys):
+    """As they stand, but for what they would train."""
+    monkeypatch.chdir(tmp_path)
+    fit = demx.fit
+    monkeypatch.setattr(demx, "fit", lambda energy, **options: fit(energy, **options | QUICK))
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     assert capsys.readouterr().out
 
 

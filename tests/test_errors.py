@@ -184,6 +184,28 @@ def test_an_extra_that_is_not_installed(make, module, extra, monkeypatch):
         make(print)  # there is nothing else to hand over without the library
 
 
+def test_netcdf_is_refused_before_drawing_where_h5netcdf_is_missing(plane, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5netcdf", None)
+    monkeypatch.setattr(Drawing, "block", lambda *_: pytest.fail("drew samples"))
+    with pytest.raises(UserError, match=r"x\.nc: netCDF needs h5netcdf; pip install '\.\[arviz\]'"):
+        plane.sample_to(tmp_path / "x.nc", 5)
+
+
+@pytest.mark.parametrize(
+    "suffix, module, needed",
+    [
+        ("nc", "h5netcdf", r"netCDF needs h5netcdf; pip install '\.\[arviz\]'"),
+        ("extxyz", "ase.io", r"extxyz needs ASE; pip install '\.\[ase\]'"),
+    ],
+)
+def test_files_that_an_extra_reads(suffix, module, needed, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    path = tmp_path / f"x.{suffix}"
+    path.write_text("")
+    with pytest.raises(UserError, match=f"reading {needed}.* give an npz"):
+        samples.read(path)
+
+
 def test_a_target_whose_density_is_none():
     class Vector:
         space = Euclidean(2)
