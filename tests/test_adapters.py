@@ -1,6 +1,7 @@
 """Calculators of ASE and models of NumPyro as targets, and the examples of both."""
 
 import importlib.util
+import runpy
 from pathlib import Path
 
 import ase.io
@@ -15,11 +16,13 @@ from ase.units import kB
 from numpyro import distributions as dist
 
 import demx
-from demx import devices, recipe, resolve, samples
+from demx import assessment, beginning, cli, devices, recipe, resolve, samples
 from demx.energy import energies, evaluate
 from demx.errors import UserError
+from demx.report import html
 from demx.space import Euclidean, MeanFree, normal
 from demx.targets.atomistic import from_atoms
+from demx.targets.function import FunctionTarget
 from demx.targets.probabilistic import from_model
 from hosts import CHAINS
 
@@ -120,6 +123,73 @@ def test_frames_in_the_units_of_ase(tmp_path, monkeypatch):
     np.testing.assert_allclose(again.x, drawn.x, rtol=1e-5, atol=1e-6)
 
 
+GOLD = """
+from ase import Atoms
+from ase.calculators.emt import EMT
+from demx.targets.atomistic import from_atoms
+
+POSITIONS = [[0, 0, 0], [2.6, 0, 0], [0, 2.5, 0.3]]
+
+
+def target():
+    return from_atoms(Atoms("AuCu2", POSITIONS), EMT(), temperature=600, trap=0.2, length=2.0)
+"""
+
+
+def test_frames_of_other_programs_are_in_angstrom(tmp_path):
+    """Of a target of atoms; x of any other target are the positions as they are."""
+    atoms = ase.Atoms("AuCu2", positions=[[0, 0, 0], [2.6, 0, 0], [0, 2.5, 0.3]])
+    target = from_atoms(atoms, EMT(), temperature=600.0, trap=0.2, length=2.0)
+    ase.io.write(tmp_path / "plain.extxyz", atoms)
+    shrunk = from_atoms(atoms, EMT(), temperature=600.0, trap=0.2, length=0.5)
+    ase.io.write(tmp_path / "shrunk.extxyz", shrunk.frames(shrunk.start))  # x there in 0.5 Å
+    for name in ("plain", "shrunk"):
+        stored = samples.read(tmp_path / f"{name}.extxyz")
+        found = assessment.on_space(stored, target)
+        np.testing.assert_allclose(found.x, target.start, atol=1e-6)
+        again = samples.fitting(found, target, name)
+        np.testing.assert_array_equal(again.x, found.x)
+        begun = jnp.asarray(beginning.points(stored, target, "warm start"))
+        np.testing.assert_allclose(target.space.project(begun), target.start, atol=1e-6)
+    three = FunctionTarget(lambda x: jnp.sum(x * x), MeanFree(3, 3))
+    plain = samples.read(tmp_path / "plain.extxyz")
+    assert np.array_equal(beginning.points(plain, three, "warm start")[0], np.float32(plain.x[0]))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "evaluate x.extxyz --target gold.py:target -n 10",
+        "fit gold.py:target --method hmc --quiet --warm-start x.extxyz",
+        "reference gold.py:target -n 100 --warm-start x.extxyz",
+    ],
+)
+def test_frames_of_other_atoms_are_refused(words, tmp_path, monkeypatch):
+    """The same atoms in another order are a configuration of another energy."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gold.py").write_text(GOLD)
+    frames = [ase.Atoms("Cu2Au", positions=[[0, 2.5, 0.3], [2.6, 0, 0], [0, 0, 0]])] * 20
+    ase.io.write("x.extxyz", frames)
+    with pytest.raises(UserError, match=r"expected the target's atoms .*, AuCu2, found Cu2Au"):
+        cli.call(words.split())
+
+
+def test_a_report_is_of_the_atoms_of_its_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(recipe, "POINTS", 4)
+    atoms = ase.Atoms("AuCu2", positions=[[0, 0, 0], [2.6, 0, 0], [0, 2.5, 0.3]])
+    sampler = demx.fit(from_atoms(atoms, EMT(), temperature=600.0, trap=0.2), **QUICK)
+    ase.io.write(tmp_path / "x.extxyz", [atoms[[1, 2, 0]]] * 20)
+    with pytest.raises(UserError, match=r"x\.extxyz: expected .*, AuCu2, found Cu2Au"):
+        html.write_fitted(sampler, tmp_path / "report.html", samples=tmp_path / "x.extxyz")
+
+
+def test_frames_list_their_atoms_in_one_order(tmp_path):
+    atoms = ase.Atoms("AuCu2", positions=[[0, 0, 0], [2.6, 0, 0], [0, 2.5, 0.3]])
+    ase.io.write(tmp_path / "x.extxyz", [atoms, atoms, atoms[[1, 2, 0]]])
+    with pytest.raises(UserError, match="found AuCu2 in the first and Cu2Au in that after 2"):
+        samples.read(tmp_path / "x.extxyz")
+
+
 class Heavy(LennardJones):
     """Energies like those of all electrons."""
 
@@ -167,12 +237,43 @@ def test_atoms_that_are_refused():
         from_atoms(atoms)
     with pytest.raises(UserError, match="temperature: expected a positive number, got -1"):
         from_atoms(atoms, EMT(), temperature=-1)
+    with pytest.raises(UserError, match=r"trap: expected 0 or more, .* got -0\.1"):
+        from_atoms(atoms, EMT(), trap=-0.1)
+    with pytest.raises(UserError, match="species: expected one for each of 2 atoms, got 3"):
+        from_atoms(atoms, EMT(), trap=0, species=(0, 0, 0))
     held = atoms.copy()
     held.set_constraint(FixAtoms([0]))
     with pytest.raises(UserError, match="expected no constraints"):
         from_atoms(held, EMT())
     with pytest.raises(UserError, match=r"found pbc=\[True, True, True\]"):
         from_atoms(ase.Atoms("Cu2", positions=atoms.positions, cell=[9, 9, 9], pbc=True), EMT())
+
+
+def test_the_first_error_of_a_calculator_is_the_one_that_is_told():
+    """EMT without a potential is left half made: what it raises when asked again says nothing."""
+    atoms = ase.Atoms("UCu", positions=[[0, 0, 0], [2.5, 0, 0]])
+    with pytest.raises(UserError, match="NotImplementedError: No EMT-potential for U"):
+        from_atoms(atoms, EMT(), trap=0.1)
+
+
+class Torn(LennardJones):
+    """Gives up where the atoms are far apart."""
+
+    def calculate(self, *args, **kwargs):
+        super().calculate(*args, **kwargs)
+        if self.atoms.get_distance(0, 1) > 5:
+            raise ArithmeticError("too far")
+
+
+def test_failures_of_a_calculator_are_named(key):
+    """As the error says: such points are bad, and the others have their energies."""
+    atoms = ase.Atoms("Ar2", positions=[[0, 0, 0], [3.9, 0, 0]])
+    target = from_atoms(atoms, Torn(sigma=3.4, rc=1e3), trap=0.1, failures=(ArithmeticError,))
+    both = jnp.concatenate([target.start, 2 * target.start])
+    assert evaluate(target, both).bad.tolist() == [False, True] and target.failed == 1
+    strict = from_atoms(atoms, Torn(sigma=3.4, rc=1e3), trap=0.1)
+    with pytest.raises(UserError, match=r"too far; .*say failures=\(ArithmeticError,\)"):
+        strict.host(np.asarray(2 * target.start))
 
 
 def coin(heads, tails):
@@ -206,6 +307,34 @@ def test_models_that_are_refused():
         from_model(lambda: numpyro.sample("y", dist.Normal(0, 1), obs=jnp.asarray(0.3)))
 
 
+@pytest.mark.parametrize("latent", [dist.Bernoulli(0.3), dist.Poisson(2.0)])
+def test_discrete_sites_are_refused(latent, recwarn):
+    """Whether NumPyro could sum them out or not; those that are observed are none."""
+
+    def model():
+        spread = numpyro.sample("spread", dist.HalfNormal(1.0))
+        numpyro.sample("kind", latent)
+        numpyro.sample("seen", dist.Bernoulli(jnp.exp(-spread)), obs=jnp.asarray(1))
+
+    with pytest.raises(UserError, match="model: sites kind are discrete; sum them out"):
+        from_model(model)
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("name", ["energy", "log_weight", "island", "chain", "draw"])
+def test_sites_with_names_that_are_taken(name):
+    """Refused before anything is trained; those that are observed are in no file."""
+
+    def model(name, level, seen):
+        level = numpyro.deterministic(level, numpyro.sample(name, dist.Normal(0, 1)) + 1)
+        numpyro.sample(seen, dist.Normal(level, 1), obs=jnp.asarray(0.3))
+
+    for names in ((name, "level", "seen"), ("mean", name, "seen")):
+        with pytest.raises(UserError, match=f"{name}: expected no site of this name"):
+            from_model(model, *names)
+    assert from_model(model, "mean", "level", name).space == Euclidean(1)
+
+
 def example(name):
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
@@ -226,6 +355,16 @@ QUICK = {
 def test_the_examples_run(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     example(name).main(n=40, **QUICK)
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["two_rings", "pair_potential"])
+def test_the_examples_that_are_scripts_run(name, tmp_path, monkeypatch, capsys):
+    """As they stand, but for what they would train."""
+    monkeypatch.chdir(tmp_path)
+    fit = demx.fit
+    monkeypatch.setattr(demx, "fit", lambda energy, **options: fit(energy, **options | QUICK))
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     assert capsys.readouterr().out
 
 

@@ -2,15 +2,21 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from demx import comparison
+from demx import cli, comparison, resolve
 from demx.errors import UserError
 from demx.report import comparison as page
 
 OPTIONS = dict(budget="30s", seed=0, n=200, repeats=2)
+
+
+def written(rows, path):
+    opened = resolve.open_target("gmm40", {}, look=False)
+    return page.write("gmm40", opened, rows, path, settings={}).read_text()
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +97,8 @@ def test_a_method_that_fails_does_not_stop_the_others(compared, tmp_path):
     (tmp_path / "smc").write_text("in the way")
     rows = comparison.compare("gmm40", ["smc"], tmp_path, **OPTIONS)
     assert "expected a directory, found a file" in rows[0].error
-    written = page.write("gmm40", [*rows, compared[1][0]], tmp_path / "compare.html").read_text()
-    assert "smc has no result" in written and "importance" in written
+    text = written([*rows, compared[1][0]], tmp_path / "compare.html")
+    assert "smc has no result" in text and "importance" in text
 
 
 def test_a_method_without_a_figure_leaves_the_others_theirs(compared, tmp_path):
@@ -102,14 +108,14 @@ def test_a_method_without_a_figure_leaves_the_others_theirs(compared, tmp_path):
     np.savez(zero, x=np.zeros((9, 2), np.float32), log_weight=np.full(9, -np.inf, np.float32))
     rows = [row._replace(method="ais", samples=zero), row,
             row._replace(method="smc", samples=zero, error="stopped")]  # fmt: skip
-    text = page.write("gmm40", rows, tmp_path / "compare.html").read_text()
+    text = written(rows, tmp_path / "compare.html")
     assert text.count("<svg") == 1 and text.count("no figure") == 1
     assert "ais: no figure, all weights are zero" in text
 
 
 def test_the_page_is_whole_and_loads_nothing(compared):
     directory, rows = compared
-    text = page.write("gmm40", rows, directory / "compare.html").read_text()
+    text = written(rows, directory / "compare.html")
     assert text.count("<svg") == 1 and "at the floor" in text
     assert not re.search(r"(src|href)=.?https?:", text)
     kept = json.loads((directory / "importance" / "comparison.json").read_text())
@@ -121,4 +127,51 @@ def test_methods_are_checked_before_anything_runs(tmp_path):
         comparison.compare("gmm40", ["smc", "hcm"], tmp_path / "x", **OPTIONS)
     with pytest.raises(UserError, match="expected each once"):
         comparison.compare("gmm40", ["smc", "smc"], tmp_path / "x", **OPTIONS)
+    with pytest.raises(UserError, match=r"methods: expected at least one, .*got none"):
+        comparison.compare("gmm40", [], tmp_path / "x", **OPTIONS)
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("double_well", "missing setting 'target.num_particles'"),
+        ("double_well --set target.particles=3", "unknown setting 'target.particles'"),
+        ("double_well --set sampler.num_chains=3", "settings of the target here, got sampler"),
+        ("gmm40 --dim 3", "this target has its space"),
+    ],
+)
+def test_a_target_is_opened_before_anything_runs(words, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(comparison, "_run", lambda *_: pytest.fail("a process was started"))
+    with pytest.raises(UserError, match=expected):
+        cli.call(["compare", *words.split(), "--methods", "hmc,smc"])
+    assert not [*tmp_path.iterdir()]
+
+
+def test_settings_of_the_target_reach_every_method_and_the_page(tmp_path, monkeypatch, capsys):
+    """A run knows them when it has been fitted; another comparison does not take its place."""
+    monkeypatch.chdir(tmp_path)
+    told = {"metrics": {}, "energy_calls": 1, "evaluation_energy_calls": 1, "bad_samples": 0}
+    asked = []
+
+    def run(command, *_):
+        asked.append(command)
+        if command[0] == "sample":
+            samples = Path(command[1]) / "samples.npz"
+            samples.parent.mkdir(parents=True)
+            np.savez(samples, x=np.ones((9, 3, 2), np.float32) * np.arange(3)[:, None])
+        return comparison._Ended(0, json.dumps(told | {"verdict": ["Good."]}), "")
+
+    monkeypatch.setattr(comparison, "_run", run)
+    words = ["compare", "double_well", "--methods", "hmc,smc"]
+    three = ["--set", "target.num_particles=3"]
+    cli.call([*words, *three])
+    fits = [command for command in asked if command[0] == "fit"]
+    assert [command[3] for command in fits] == ["hmc", "smc"]
+    assert all(command[-2:] == three for command in fits)
+    text = Path("runs/compare-double_well/compare.html").read_text()
+    assert "smc: 9 samples" in text  # whose energies are those of three particles
+    assert f"demx {' '.join(words + three)}" in text
+    with pytest.raises(UserError, match="holds another comparison"):
+        cli.call([*words, "--set", "target.num_particles=4"])

@@ -11,6 +11,7 @@ from demx import cli, correction, measurement, outputs, resolve, samples
 from demx.config import build_method
 from demx.drawing import Drawing
 from demx.errors import UserError
+from demx.evaluate import observables
 from demx.space import Euclidean, MeanFree, space_of
 from demx.store import Store
 from demx.targets.atomistic import from_atoms
@@ -226,6 +227,23 @@ def test_netcdf_without_samples(tmp_path):
         samples.read(tmp_path / "x.nc")
 
 
+def test_weights_of_netcdf_are_no_sites(tmp_path):
+    """A posterior may have variables of any name; what samples have stands in sample_stats."""
+    h5netcdf = pytest.importorskip("h5netcdf")
+    x, sites = np.arange(8.0).reshape(1, 4, 2), np.full((1, 4), 7.0)
+    with h5netcdf.File(tmp_path / "x.nc", "w") as file:
+        file.dimensions = {"chain": 1, "draw": 4, "coordinate": 2}
+        for group, name, values in (
+            ("unconstrained_posterior", "x", x), ("posterior", "x", sites),
+            ("posterior", "island", sites), ("posterior", "log_weight", sites),
+        ):  # fmt: skip
+            axes = ("chain", "draw", "coordinate")[: values.ndim]
+            file.create_variable(f"{group}/{name}", axes, float, data=values)
+    stored = samples.read(tmp_path / "x.nc")
+    np.testing.assert_array_equal(stored.x, x[0])
+    assert stored.log_weight is None and stored.island is None
+
+
 class _Named(FunctionTarget):
     """A target whose one site has a name."""
 
@@ -235,12 +253,17 @@ class _Named(FunctionTarget):
         return {self.site: x}
 
 
-@pytest.mark.parametrize("site", ["chain", "draw"])
-def test_sites_that_are_called_like_axes_of_arviz(site, tmp_path):
+@pytest.mark.parametrize("site", ["chain", "draw", "energy", "log_weight", "island"])
+def test_sites_that_are_called_like_what_samples_have(site, tmp_path):
+    """Axes of ArviZ, the energy of a summary, weights."""
     pytest.importorskip("h5netcdf")
     chunk = {"x": np.zeros((3, 2), np.float32), "energy": np.zeros(3)}
+    target = _Named(jnp.sum, Euclidean(2), site)
+    for suffix in ("nc", "csv"):
+        with pytest.raises(UserError, match=f"{site}: expected no site of this name"):
+            outputs.write(tmp_path / f"x.{suffix}", [chunk], 3, target, dict)
     with pytest.raises(UserError, match=f"{site}: expected no site of this name"):
-        outputs.write(tmp_path / "x.nc", [chunk], 3, _Named(jnp.sum, Euclidean(2), site), dict)
+        observables.observable("energy", target.space, target.named)
     assert not [*tmp_path.iterdir()]
 
 
@@ -262,6 +285,28 @@ def test_a_formula_is_no_structure():
     pytest.importorskip("ase")
     with pytest.raises(UserError, match=r"atoms: expected ase\.Atoms, .*, got 'H2O'"):
         from_atoms("H2O")
+
+
+def test_netcdf_is_refused_before_drawing_where_h5netcdf_is_missing(plane, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5netcdf", None)
+    monkeypatch.setattr(Drawing, "block", lambda *_: pytest.fail("drew samples"))
+    with pytest.raises(UserError, match=r"x\.nc: netCDF needs h5netcdf; pip install '\.\[arviz\]'"):
+        plane.sample_to(tmp_path / "x.nc", 5)
+
+
+@pytest.mark.parametrize(
+    "suffix, module, needed",
+    [
+        ("nc", "h5netcdf", r"netCDF needs h5netcdf; pip install '\.\[arviz\]'"),
+        ("extxyz", "ase.io", r"extxyz needs ASE; pip install '\.\[ase\]'"),
+    ],
+)
+def test_files_that_an_extra_reads(suffix, module, needed, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    path = tmp_path / f"x.{suffix}"
+    path.write_text("")
+    with pytest.raises(UserError, match=f"reading {needed}.* give an npz"):
+        samples.read(path)
 
 
 def test_a_target_whose_density_is_none():

@@ -171,6 +171,10 @@ def test_systems_that_are_refused(alanine, mm):
         from_system(chain(mm, bond), positions=np.zeros((2, 3)))
     with pytest.raises(UserError, match="temperature: expected a positive number, got 0"):
         from_system(chain(mm, bond), temperature=0)
+    with pytest.raises(UserError, match=r"trap: expected 0 or more, .* got -1"):
+        from_system(chain(mm, bond), trap=-1.0)
+    with pytest.raises(UserError, match="species: expected one for each of 3 atoms, got 2"):
+        from_system(chain(mm, bond), species=(0, 0))
     periodic = chain(mm, bond)
     periodic.getForce(0).setUsesPeriodicBoundaryConditions(True)
     with pytest.raises(UserError, match="expected no periodic box, found one"):

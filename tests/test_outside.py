@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import demx
-from demx import api, cli, source
+from demx import api, cli, resolve, source
 from demx.errors import UserError
 
 FILE = '''"""Energies of a test.
@@ -295,5 +295,10 @@ def test_the_page_of_a_comparison_of_a_file(place):
         "bad_samples": 0,
     }  # fmt: skip
     row = Row("hmc", evaluation, 1.0, 0.1, place / "x.npz")
-    path = page.write("mine.py:cluster", [row], place / "compare.html", particles=(4, 3))
+    opened = resolve.open_target("mine.py:cluster", {}, look=False, particles=(4, 3))
+    given = ["--shape", "4,3", "--symmetry", "particles"]
+    path = page.write(
+        "mine.py:cluster", opened, [row], place / "compare.html", settings={}, given=given
+    )
     assert "hmc: 50 samples" in path.read_text()
+    assert f"mine.py:cluster --methods hmc {' '.join(given)}<" in path.read_text()

@@ -301,7 +301,7 @@ def test_samples_in_other_formats(tmp_path):
     np.save(tmp_path / "x.npy", x.reshape(20, 39))
     write(tmp_path / "x.extxyz", [Atoms("Ar13", positions=p) for p in x], format="extxyz")
     for name in ("x.npy", "x.extxyz"):
-        stored = samples.fitting(samples.read(tmp_path / name), (13, 3), name)
+        stored = samples.fitting(samples.read(tmp_path / name), build_target("lj13", {}), name)
         np.testing.assert_allclose(stored.x, x, atol=1e-6)
         found = assessment.assess("lj13", stored, n=20)
         assert found.metrics["w2_aligned"].n == 20

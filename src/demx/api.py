@@ -24,6 +24,7 @@ from demx.pace import cost, duration, short
 from demx.progress import ProgressLine
 from demx.recipe import LOOPS, PATIENCE
 from demx.resolve import reopen, resolve
+from demx.samples import Stored
 from demx.space import dim_of
 from demx.store import Store
 from demx.targets.black_box import BlackBox
@@ -50,7 +51,7 @@ def fit(
     shape: Iterable[SupportsIndex] | None = None,
     scale: float | None = None,
     recipe: bool = False,
-    warm_start: ArrayLike | None = None,
+    warm_start: ArrayLike | Stored | None = None,
     progress: bool = True,
     checkpoint_seconds: float = 15.0,
     settings: Mapping[str, Any] | None = None,
@@ -64,11 +65,11 @@ def fit(
     energy function; species are whole numbers, one for each particle, where they are not all equal.
     shape: (10,) is another word for dim=10; of two numbers it must be said that they are particles.
     scale: the rough width of its mass, if it is known; a probe finds it otherwise. recipe: let the
-    probe decide also where demx has a preset. warm_start: points (n, *shape) to begin from: chains
-    take them in turn, the first for the first chain (without any, those of `target.start`, if it
-    has that), idem and pdem put them into the buffer; other methods refuse them.
-    checkpoint_seconds: how much work a kill may cost; the result is the same whatever it is (but
-    with a budget in time, by which the clock has a say).
+    probe decide also where demx has a preset. warm_start: points (n, *shape) to begin from, or what
+    `demx.samples.read` has found in a file: chains take them in turn, the first for the first chain
+    (without any, those of `target.start`, if it has that), idem and pdem put them into the buffer;
+    other methods refuse them. checkpoint_seconds: how much work a kill may cost; the result is the
+    same whatever it is (but with a budget in time, by which the clock has a say).
     settings: sections that change the preset, e.g. {"draws": {"num_samples": 512}}.
     """
     begun, limit, seed = time.perf_counter(), parse_budget(budget), check_seed(seed)

@@ -186,7 +186,7 @@ def assess(
 
 def on_space(stored: Stored, target: Target, where: Path | str = "samples") -> Stored:
     """Samples from anywhere in the shape of a target, without what its space has not."""
-    stored = fitting(stored, target.space.shape, where)
+    stored = fitting(stored, target, where)
     return stored._replace(x=np.asarray(target.space.project(jnp.asarray(stored.x))))
 
 

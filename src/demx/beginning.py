@@ -19,7 +19,9 @@ from demx.types import Target
 SHOWN = 10  # rows that an error names
 
 
-def beginning(method: str, target: Target, warm_start: ArrayLike | None) -> np.ndarray | None:
+def beginning(
+    method: str, target: Target, warm_start: ArrayLike | Stored | None
+) -> np.ndarray | None:
     """Points (n, *shape) for a method to begin from; None: it begins as it does without any.
 
     Chains that are given none begin where the target says.
@@ -42,14 +44,15 @@ def known(target: Target) -> np.ndarray | None:
     return None if start is None else points(start, target, "target.start")
 
 
-def points(given: ArrayLike | str | Path, target: Target, name: str) -> np.ndarray:
+def points(given: ArrayLike | Stored | str | Path, target: Target, name: str) -> np.ndarray:
     """The points as (n, *shape) in single precision, or an error that calls them by name."""
     if isinstance(given, str | Path):
         raise UserError(
             f"{name}: expected an array of points, got the name of a file, '{given}'; read it with "
-            f"demx.samples.read(Path('{given}')).x, or give it to the command as --warm-start"
+            f"demx.samples.read(Path('{given}')), or give it to the command as --warm-start"
         )
-    x = fitting(Stored(np.asarray(given, np.float32)), target.space.shape, name).x
+    stored = given if isinstance(given, Stored) else Stored(np.asarray(given, np.float32))
+    x = fitting(stored, target, name).x
     if not np.isfinite(x).all():
         raise UserError(f"{name}: expected finite numbers, found some that are not")
     return x

@@ -81,12 +81,16 @@ def compare(
     n: int,
     repeats: int,
     space: Sequence[str] = (),
+    settings: Sequence[str] = (),
     report: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:
     """Fit, sample and evaluate every method in turn; those already done are only read.
 
-    space: what `demx fit` is told of the space of an energy function.
+    space: what `demx fit` is told of the space of an energy function. settings: of the target, such
+    as ["target.num_particles=7"].
     """
+    if not methods:
+        raise UserError("methods: expected at least one, such as smc, got none")
     for name in methods:
         method_entry(name)
     if len(set(methods)) < len(methods):
@@ -94,6 +98,7 @@ def compare(
     directory.mkdir(parents=True, exist_ok=True)
     asked = {"target": target, "budget": budget, "seed": seed, "n": n, "repeats": repeats}
     asked |= {"space": list(space)} if space else {}
+    asked |= {"settings": list(settings)} if settings else {}
     rows = []
     for name in methods:
         run, kept = directory / name, directory / name / "comparison.json"
@@ -106,6 +111,11 @@ def compare(
         samples = run / "samples.npz"
         rows.append(Row(name, samples=samples if samples.exists() else None, **found))
     return rows
+
+
+def as_options(settings: Sequence[str]) -> list[str]:
+    """Settings as a command takes them."""
+    return [word for setting in settings for word in ("--set", setting)]
 
 
 def _read(kept: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
@@ -123,7 +133,7 @@ def _read(kept: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
 def _one(name: str, run: Path, asked: dict[str, Any], report) -> dict[str, Any]:
     target, seed = asked["target"], str(asked["seed"])
     fit = ["fit", target, "--method", name, "--seed", seed, "--directory", str(run), "--quiet"]
-    fit += asked.get("space", [])
+    fit += [*asked.get("space", []), *as_options(asked.get("settings", []))]
     if asked["budget"] is not None:
         fit += ["--budget", asked["budget"]]
     size, cost = str(asked["n"]), run.with_name(f"{name}.cost.json")

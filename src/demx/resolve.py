@@ -20,6 +20,7 @@ from demx.measurement import as_kept, in_time, kept, measure, seconds_per_call
 from demx.pace import watched
 from demx.recipe import FEWER_CHAINS, SLACK, SMALLER, affordable, fewer_chains, smaller
 from demx.recipe import settings as settings_for
+from demx.samples import Stored
 from demx.source import Source
 from demx.space import named, normal, space_of
 from demx.targets.black_box import BlackBox
@@ -119,7 +120,7 @@ def resolve(
     species: Iterable[SupportsIndex] | None = None,
     scale: float | None = None,
     recipe: bool = False,
-    warm_start: ArrayLike | None = None,
+    warm_start: ArrayLike | Stored | None = None,
     settings: Mapping[str, Any] | None = None,
     budget: Budget = Budget(),  # noqa: B008
     before: Mapping[str, Any] | None = None,

@@ -17,6 +17,7 @@ from demx.evaluate.evaluation import floors
 from demx.evaluate.reference import Reference
 from demx.pace import watched
 from demx.resolve import open_target, reference_key
+from demx.samples import Stored
 from demx.space import dim_of
 from demx.types import Target
 from demx.whole import check_seed
@@ -41,7 +42,7 @@ def reference(
     species: Iterable[SupportsIndex] | None = None,
     shape: Iterable[SupportsIndex] | None = None,
     settings: Sequence[str] = (),
-    warm_start: ArrayLike | None = None,
+    warm_start: ArrayLike | Stored | None = None,
     report: Callable[[str], None] = lambda text: None,
     **equilibrium: Any,
 ) -> tuple[Reference, Path | None]:
@@ -99,7 +100,9 @@ def _check_writable(path: Path) -> None:
         ) from error
 
 
-def _start(target: Target, warm_start: ArrayLike | None, num_chains: int) -> np.ndarray | None:
+def _start(
+    target: Target, warm_start: ArrayLike | Stored | None, num_chains: int
+) -> np.ndarray | None:
     """Points that the chains of a reference begin from; None: they find some themselves."""
     if hasattr(target, "sample"):
         if warm_start is not None:

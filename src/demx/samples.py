@@ -1,14 +1,16 @@
 """Samples out of files: npz, npy, extxyz of one kind of cluster, netCDF (see `demx.outputs`)."""
 
+import itertools
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from demx.errors import UserError
+from demx.types import Target
 
 
 class Origin(NamedTuple):
@@ -31,12 +33,17 @@ class Origin(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """x: (n, *shape). log_weight, island (see `demx.types.Samples`): (n,) if the file has them."""
+    """x: (n, *shape). log_weight, island (see `demx.types.Samples`): (n,) if the file has them.
+
+    Of frames of atoms symbols: their elements, in order; angstrom: (n,) Å in one unit of x.
+    """
 
     x: np.ndarray
     log_weight: np.ndarray | None = None
     island: np.ndarray | None = None
     origin: Origin | None = None
+    symbols: tuple[str, ...] | None = None
+    angstrom: np.ndarray | None = None
 
 
 def read(path: Path) -> Stored:
@@ -88,8 +95,16 @@ def _read_extxyz(path: Path) -> Stored:
     counts = {len(frame) for frame in frames}
     if len(counts) != 1:
         raise UserError(f"{path}: expected frames of one size, found {sorted(counts)} atoms")
+    symbols = tuple(frames[0].get_chemical_symbols())
+    for i, frame in enumerate(frames):
+        if (other := tuple(frame.get_chemical_symbols())) != symbols:
+            raise UserError(
+                f"{path}: expected the same atoms in every frame, in one order, found "
+                f"{formula(symbols)} in the first and {formula(other)} in that after {i} others"
+            )
     # positions are in Å; of atoms, demx says how many of them one unit of x has
-    x = np.stack([frame.positions / frame.info.get("angstrom", 1.0) for frame in frames])
+    angstrom = np.array([frame.info.get("angstrom", 1.0) for frame in frames], float)
+    x = np.stack([frame.positions for frame in frames]) / angstrom[:, None, None]
     weights, islands = ([frame.info.get(name) for frame in frames]
                         for name in ("log_weight", "island"))  # fmt: skip
     return Stored(
@@ -97,7 +112,15 @@ def _read_extxyz(path: Path) -> Stored:
         None if None in weights else np.array(weights, np.float32),
         None if None in islands else np.array(islands, np.int32),
         Origin.of(frames[0].info),
+        symbols,
+        angstrom,
     )
+
+
+def formula(symbols: Iterable[str]) -> str:
+    """Elements as they follow each other: AuCu3 is one of gold, then three of copper."""
+    runs = ((symbol, sum(1 for _ in same)) for symbol, same in itertools.groupby(symbols))
+    return "".join(f"{symbol}{count if count > 1 else ''}" for symbol, count in runs)
 
 
 def _read_netcdf(path: Path) -> Stored:
@@ -131,21 +154,35 @@ def _read_netcdf(path: Path) -> Stored:
 
 def _variables(file, before: str) -> dict[str, np.ndarray]:
     """x, log_weight, island, (chains, draws, …), of the groups whose names begin so."""
-    kinds = ("unconstrained_posterior", "posterior", "sample_stats")  # a site may be called x
-    groups = [file[before + kind] for kind in kinds if before + kind in file]
-    return {
-        name: np.asarray(group.variables[name])
-        for name in ("x", "log_weight", "island")
-        for group in reversed(groups)
-        if name in group.variables
+    # a site may be called x; whatever else a site is called, weights and islands are no sites
+    places = {
+        "x": ("unconstrained_posterior", "posterior"),
+        "log_weight": ("sample_stats",),
+        "island": ("sample_stats",),
     }
+    found = {}
+    for name, kinds in places.items():
+        groups = [file[before + kind] for kind in kinds if before + kind in file]
+        holding = [group for group in groups if name in group.variables]
+        found |= {name: np.asarray(holding[0].variables[name])} if holding else {}
+    return found
 
 
-def fitting(stored: Stored, shape: tuple[int, ...], path: Path | str) -> Stored:
-    """The samples in a target's shape: trailing flat axes and a z of zeros are understood."""
-    x = np.asarray(stored.x)
+def fitting(stored: Stored, target: Target, path: Path | str) -> Stored:
+    """The samples in a target's shape and unit, of its atoms: trailing flat axes and a z of zeros
+    are understood."""
+    x, shape = np.asarray(stored.x), target.space.shape
     if not np.issubdtype(x.dtype, np.floating):
         raise UserError(f"{path}: expected floating-point samples, found {x.dtype}")
+    own, unit = getattr(target, "symbols", None), getattr(target, "angstrom", None)
+    if own is not None and stored.symbols not in (None, tuple(own)):
+        raise UserError(
+            f"{path}: expected the target's atoms in their order, {formula(own)}, found "
+            f"{formula(stored.symbols)}; list them as the target does"
+        )
+    if unit is not None and stored.angstrom is not None:
+        x = x * (stored.angstrom / unit)[:, None, None]
+        stored = stored._replace(angstrom=np.full(len(x), float(unit)))
     if (
         x.ndim == 3
         and len(shape) == 2

@@ -1,6 +1,6 @@
 """The contracts: what a target, a method and a set of samples are."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -8,7 +8,20 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from demx.display import html_table, text_table, with_error
+from demx.errors import UserError
 from demx.space import Space
+
+RESERVED = ("energy", "log_weight", "island", "chain", "draw")  # samples have their own
+
+
+def check_sites(names: Iterable[str]) -> None:
+    """Refuse names of a target's own for its numbers that would be taken for something else."""
+    for name in names:
+        if name in RESERVED:
+            raise UserError(
+                f"{name}: expected no site of this name, for samples have something else that is "
+                "called so; give it another name"
+            )
 
 
 @runtime_checkable
@@ -28,7 +41,7 @@ class Target(Protocol):
     - `modes`, `mode_scale`: centres and common standard deviation of its modes;
     - `start`: points, (n, *shape), where chains begin unless they are told others;
     - `named(x)`: what samples x, (n, *shape), are to a user: arrays (n, …) by name, such as the
-      sites of a model. Files, summaries and reports have them;
+      sites of a model. Files, summaries and reports have them; `RESERVED` names are refused;
     - of atoms, for files of them: `symbols`, their elements; `angstrom`, the length of one unit of
       x in Å; `electronvolts(x, energy)`, energies (n,) without what demx has added, such as a trap;
       `temperature` in K.

@@ -141,6 +141,7 @@ def compare(
     shape: Shape = None,
     symmetry: Symmetry = "none",
     species: Species = None,
+    set: Settings = (),
 ) -> None:
     """Train, sample and evaluate several methods on one target; write one page.
 
@@ -159,9 +160,12 @@ def compare(
         shape: shape of x, for an energy function of particles: 13,3 are 13 in space.
         symmetry: particles: free to move and turn together, and to be exchanged.
         species: a number for each particle, 0,0,1,1,1; only equal ones can be exchanged.
+        set: change a setting of the target, such as target.num_particles=7.
     """
     from demx import comparison, source
     from demx.report import comparison as page
+    from demx.resolve import open_target
+    from demx.ruler import target_settings
 
     if n < 10 or repeats < 1:
         raise UserError(
@@ -170,14 +174,16 @@ def compare(
     place = Path(directory or f"runs/compare-{source.slug(target)}")
     introduce(target)
     names = [name.strip() for name in methods.split(",") if name.strip()]
+    space, about = options(dim, shape, symmetry, species, scale), target_settings(set)
+    # what no method could be trained on is told once, before any process begins
+    opened = open_target(target, about, look=False, **space_of(dim, shape, symmetry, species))
     rows = comparison.compare(
-        target, names, place, budget=budget, seed=seed, n=n, repeats=repeats,
-        space=options(dim, shape, symmetry, species, scale),
-        report=lambda text: print(text, file=sys.stderr, flush=True),
+        target, names, place, budget=budget, seed=seed, n=n, repeats=repeats, space=space,
+        settings=set, report=lambda text: print(text, file=sys.stderr, flush=True),
     )  # fmt: skip
     page.show(target, rows)
-    where = space_of(dim, shape, symmetry, species)
-    print(page.write(target, rows, place / "compare.html", **where))
+    given = [*space, *comparison.as_options(set)]
+    print(page.write(target, opened, rows, place / "compare.html", settings=about, given=given))
     if all(row.error for row in rows):
         sys.exit(1)
 
@@ -239,7 +245,7 @@ def reference(
         report=lambda text: print(text, file=sys.stderr, flush=True),
         scale=scale, num_chains=chains, max_rungs=max_rungs, beta_min=beta_min,
         num_leapfrog=leapfrog,
-        warm_start=None if warm_start is None else samples.read(Path(warm_start)).x,
+        warm_start=None if warm_start is None else samples.read(Path(warm_start)),
         **space_of(dim, shape, symmetry, species),
     )  # fmt: skip
     tables.show_reference(target, made, path)

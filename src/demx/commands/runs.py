@@ -71,7 +71,7 @@ def fit(
     if warm_start is not None:
         from demx import samples
 
-        start = samples.read(Path(warm_start)).x
+        start = samples.read(Path(warm_start))
     fitted = api.fit(
         target,
         method=method,

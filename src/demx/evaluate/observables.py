@@ -9,6 +9,7 @@ import numpy as np
 from demx.errors import UserError
 from demx.evaluate.metrics import distances
 from demx.space import MeanFree, Space
+from demx.types import check_sites
 
 # (samples (n, *shape), energies (n,)) -> (n,)
 Observable = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -63,6 +64,7 @@ def _columns(sites: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]
 
 def entries(sites: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Every number of named arrays (n, …) as (n,): mean, or shift[0], shift[1], matrix[0,1]."""
+    check_sites(sites)
     return {name: column.astype(float) for name, column in _columns(sites)}
 
 

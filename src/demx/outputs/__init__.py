@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from demx.errors import UserError
+from demx.evaluate.observables import entry_names
 from demx.space import MeanFree
 from demx.types import Target
 
@@ -46,6 +47,8 @@ def check(path: Path, target: Target) -> None:
         from demx.outputs.extxyz import symbols
 
         symbols(target)
+    if path.suffix in (".nc", ".csv"):
+        entry_names(space, getattr(target, "named", None))
     if path.suffix == ".nc":
         try:
             import h5netcdf  # noqa: F401

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from demx.correction import equal_weights
-from demx.errors import UserError
 from demx.outputs import Columns
 from demx.outputs.spool import Spool
 from demx.space import MeanFree
@@ -119,8 +118,6 @@ def _placed(columns: Columns, target: Target) -> dict[Place, tuple[np.ndarray, t
     found["unconstrained_posterior", "x"] = x, own
     for site, values in target.named(x).items():
         name = site.replace("/", ".")  # of netCDF a slash is a group
-        if name in ("chain", "draw"):
-            raise UserError(f"{name}: expected no site of this name, for ArviZ has axes called so")
         values = np.asarray(values)
         if values.size:
             values = values.astype("int8") if values.dtype == bool else values

@@ -1,8 +1,9 @@
 """A comparison of methods: one table for a terminal, one page with figures."""
 
 import html
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from demx.evaluate.evaluation import batched_energies
 from demx.pace import short, watched
 from demx.report import document, figures
 from demx.report.sections import DEFINITIONS
-from demx.resolve import Opened, open_target, reference_key
+from demx.resolve import Opened, reference_key
 from demx.samples import read
 from demx.store import write_atomic
 
@@ -96,12 +97,19 @@ def show(target: str, rows: Sequence[Row]) -> None:
             console.print(escape(f"{row.method}: {row.error}"))
 
 
-def write(target: str, rows: Sequence[Row], path: Path, **space: Any) -> Path:
+def write(
+    target: str,
+    opened: Opened,
+    rows: Sequence[Row],
+    path: Path,
+    *,
+    settings: Mapping[str, Any],
+    given: Sequence[str] = (),
+) -> Path:
     """One page: the table, energies of all methods, and what their samples look like.
 
-    space: of an energy function in a file, as in `demx.fit`.
+    settings: of the target. given: the options of the command that say what the target is.
     """
-    opened = open_target(target, {}, look=False, **space)
     built = opened.target
     header, lines = cells(rows)
     meaning = "".join(
@@ -126,7 +134,7 @@ def write(target: str, rows: Sequence[Row], path: Path, **space: Any) -> Path:
         if not row.error:
             words = " ".join(row.evaluation["verdict"])
             parts.append(f"<p><b>{html.escape(row.method)}</b>: {html.escape(words)}</p>")
-    of_reference = None if built.space.shape == (2,) else _of_reference(opened)
+    of_reference = None if built.space.shape == (2,) else _of_reference(opened, settings)
     parts.append('<div class="row">')
     for row in rows:
         if row.error or row.samples is None:
@@ -152,7 +160,8 @@ def write(target: str, rows: Sequence[Row], path: Path, **space: Any) -> Path:
                 lambda axes, e=energies: figures.histogram(axes, "energy", e, of_reference)
             )
         parts.append(document.figure(plot, words))
-    command = f"demx compare {target} --methods {','.join(row.method for row in rows)}"
+    methods = ",".join(row.method for row in rows)
+    command = shlex.join(["demx", "compare", target, "--methods", methods, *given])
     parts.append(f"</div><p>demx {demx.__version__}: {html.escape(command)}</p>")
     page = document.document(f"methods on {target}", parts)
     write_atomic(path, page.encode())
@@ -167,6 +176,6 @@ def _evenly(path: Path) -> np.ndarray:
     return stored.x[equal_weights(stored.log_weight, len(stored.x), 0)]
 
 
-def _of_reference(opened: Opened) -> np.ndarray | None:
-    sets = reference.find(*reference_key(opened.head({})), opened.target)
+def _of_reference(opened: Opened, settings: Mapping[str, Any]) -> np.ndarray | None:
+    sets = reference.find(*reference_key(opened.head(settings)), opened.target)
     return None if sets is None else batched_energies(opened.target, sets.test[:2000])

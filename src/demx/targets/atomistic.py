@@ -11,7 +11,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from demx.errors import UserError
 from demx.space import MeanFree, kinds
-from demx.targets.black_box import BlackBox, Host
+from demx.targets.black_box import BlackBox, Host, check_atoms
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -68,6 +68,7 @@ def from_atoms(
     length: float = 1.0,
     trap: float | None = None,
     species: Iterable[SupportsIndex] | None = None,
+    failures: tuple[type[Exception], ...] = (),
 ) -> Atomistic:
     """log p̃(x) = zero - (E(length·x) + ½ trap Σ_i |length·x_i|²)/kT for the energy of a calculator.
 
@@ -78,8 +79,9 @@ def from_atoms(
     fixed bonds needs more of them). One energy call is one of the calculator,
     for energy and forces. Chains begin at the positions of the atoms, unless those are all one;
     `zero` is the energy there in whole thousands of kT, since total energies of millions of kT
-    would leave no digits for differences in single precision. A calculation that fails (ASE's
-    CalculationFailed, such as one that does not converge) is a bad point, and counted as `failed`.
+    would leave no digits for differences in single precision. A calculation that fails (by ASE's
+    CalculationFailed, such as one that does not converge, or one of `failures`) is a bad point, and
+    counted as `failed`; whatever else the calculator raises ends what is computed.
     """
     try:
         from ase import Atoms
@@ -106,9 +108,8 @@ def from_atoms(
         raise UserError(f"atoms: expected no periodic directions, found pbc={atoms.pbc.tolist()}")
     if atoms.constraints:
         raise UserError("atoms: expected no constraints; demx moves every atom")
-    for name, value in (("temperature", temperature), ("length", length)):
-        if not value > 0:
-            raise UserError(f"{name}: expected a positive number, got {value}")
+    species = None if species is None else kinds(species)
+    check_atoms(len(atoms), temperature, length, trap or 0.0, species)
     kept, own, unit = atoms.copy(), atoms.copy(), kB * temperature
     own.calc = calculator
     if trap is None:
@@ -121,9 +122,10 @@ def from_atoms(
         value = own.get_potential_energy() + 0.5 * trap * np.sum(own.positions**2)
         return value / unit, slope * (length / unit)
 
-    species = kinds(atoms.numbers if species is None else species)
+    if species is None:
+        species = kinds(atoms.numbers)
     space = MeanFree(len(atoms), 3, species if len(set(species)) > 1 else None)
-    host = Host(energy, space.shape, False, None, failures=(CalculationFailed,))
+    host = Host(energy, space.shape, False, None, failures=(CalculationFailed, *failures))
     start = None
     if np.ptp(kept.positions, axis=0).any():  # atoms without positions are all at the origin
         start = space.project(jnp.asarray(kept.positions[None] / length, float))

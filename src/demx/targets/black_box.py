@@ -79,10 +79,7 @@ class Host:
         So it is 0 of what is not large, and no last digit that differs between machines changes it.
         """
         self.unclaimed += 1
-        try:
-            energy = float(self(np.asarray(x, float))[0])
-        except UserError:  # met again, and told, where more depends on it
-            return
+        energy = float(self(np.asarray(x, float))[0])
         if np.isfinite(energy):
             self.zero = ZEROS * round(energy / ZEROS)
 
@@ -248,6 +245,19 @@ class BlackBox(eqx.Module):
     def log_density_and_score(self, xs: Float[Array, "... N"]) -> tuple[Array, Array]:
         energy, slope = self._both(jnp.moveaxis(xs, -1, 0))
         return -energy, -jnp.moveaxis(slope, 0, -1)
+
+
+def check_atoms(
+    count: int, temperature: float, length: float, trap: float, species: tuple[int, ...] | None
+) -> None:
+    """What a user says of atoms besides their energy; species: None is what the adapter finds."""
+    for name, value in (("temperature", temperature), ("length", length)):
+        if not value > 0:
+            raise UserError(f"{name}: expected a positive number, got {value}")
+    if not trap >= 0:
+        raise UserError(f"trap: expected 0 or more, since a negative one drives apart, got {trap}")
+    if species is not None and len(species) != count:
+        raise UserError(f"species: expected one for each of {count} atoms, got {len(species)}")
 
 
 def black_box(

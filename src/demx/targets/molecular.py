@@ -10,7 +10,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from demx.errors import UserError
 from demx.space import MeanFree, kinds
-from demx.targets.black_box import BlackBox, Host
+from demx.targets.black_box import BlackBox, Host, check_atoms
 
 if TYPE_CHECKING:
     import openmm
@@ -69,6 +69,7 @@ def from_system(
     trap: float = 0.0,
     species: Iterable[SupportsIndex] | None = None,
     platform: str = "Reference",
+    failures: tuple[type[Exception], ...] = (),
 ) -> Molecular:
     """log p̃(x) = zero - (E(length·x) + ½ trap Σ_i |length·x_i|²)/kT for the energy of a system.
 
@@ -80,7 +81,7 @@ def from_system(
     without one). species: atoms of one number can be exchanged; those that the energy cannot tell
     apart if None, such as the hydrogens of one methyl. platform: of OpenMM; `Reference` is in
     double precision, and for small molecules often the fastest. One energy call is one of OpenMM,
-    for energy and forces.
+    for energy and forces. failures: exceptions that say that there is no energy at a point.
     """
     try:
         from openmm import unit
@@ -90,9 +91,8 @@ def from_system(
         ) from error
     if unit.is_quantity(temperature):
         temperature = temperature.value_in_unit(unit.kelvin)
-    for name, value in (("temperature", temperature), ("length", length)):
-        if not value > 0:
-            raise UserError(f"{name}: expected a positive number, got {value}")
+    species = None if species is None else kinds(species)
+    check_atoms(system.getNumParticles(), temperature, length, trap, species)
     _check(system)
     exact = _asking(system, "Reference")
     apart = _apart(system.getNumParticles())
@@ -101,7 +101,8 @@ def from_system(
             "system: expected the same energy for a configuration and its mirror image, which "
             "CMAP terms do not give; take a force field without them, such as amber14"
         )
-    species = kinds(_species(system, exact, apart) if species is None else species)
+    if species is None:
+        species = kinds(_species(system, exact, apart))
     ask = exact if platform == "Reference" else _asking(system, platform)
     temperature = float(temperature)
     kt = GAS * temperature
@@ -113,7 +114,7 @@ def from_system(
         return (found + held) / kt, (trap * at - forces) * (length / kt)
 
     space = MeanFree(len(apart), 3, species if len(set(species)) > 1 else None)
-    host, start = Host(energy, space.shape, False, None), None
+    host, start = Host(energy, space.shape, False, None, failures=failures), None
     if positions is not None:
         start = space.project(jnp.asarray(_structure(positions, len(apart)) / length, float))
         host.count_from(np.asarray(start[0]))

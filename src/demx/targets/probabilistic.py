@@ -12,6 +12,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from demx.errors import UserError
 from demx.space import Euclidean
+from demx.types import check_sites
 
 
 class Posterior(eqx.Module):
@@ -56,17 +57,32 @@ def from_model(model: Callable, *args: Any, **kwargs: Any) -> Posterior:
             "from_model needs NumPyro; pip install '.[numpyro]' in demx's directory"
         ) from error
     with _as_numpyro_has_it():
+        _check(model, *args, **kwargs)
         found = initialize_model(
             jax.random.key(0), model, model_args=args, model_kwargs=kwargs, dynamic_args=False
         )
     start = found.param_info.z
     if not start:
         raise UserError("model: expected latent sites, found none")
-    discrete = [name for name, z in start.items() if not jnp.issubdtype(z.dtype, jnp.floating)]
-    if discrete:
-        raise UserError(f"model: sites {', '.join(discrete)} are discrete; sum them out")
     flat, unravel = jax.flatten_util.ravel_pytree(start)
     return Posterior(Euclidean(flat.size), found.potential_fn, unravel, found.postprocess_fn)
+
+
+def _check(model: Callable, *args: Any, **kwargs: Any) -> None:
+    """Refuse sites that have no unconstrained coordinates, or a name that is taken."""
+    from numpyro import handlers
+    from numpyro.infer import init_to_uniform
+
+    begun = handlers.substitute(handlers.seed(model, 0), substitute_fn=init_to_uniform())
+    sites = handlers.trace(begun).get_trace(*args, **kwargs).items()
+    latent = {name: s for name, s in sites if s["type"] == "sample" and not s["is_observed"]}
+    discrete = [name for name, site in latent.items() if site["fn"].support.is_discrete]
+    if discrete:
+        raise UserError(
+            f"model: sites {', '.join(discrete)} are discrete; sum them out, as MixtureSameFamily "
+            "does with the components of a mixture"
+        )
+    check_sites(name for name, site in sites if name in latent or site["type"] == "deterministic")
 
 
 class _as_numpyro_has_it:
