@@ -265,6 +265,16 @@ def test_a_verdict_knows_how_training_went(method, ended, progress, said):
     assert notes == () if said is None else len(notes) == 1 and said in found.verdict[0]
 
 
+def test_a_verdict_says_which_state_was_last_looked_at():
+    plain = sampler()
+    made, about = plain.method._replace(outer_steps=9), plain.config | {"method": "idem"}
+    stopped = Fitted(plain.target, made, 0, about, Progress(step=3, kept=2), ended="interrupted")
+    assert [*stopped.caveats()] == [
+        "Training was interrupted, after 3 of 9 outer loops.",
+        "The samples are of outer loop 2, the last that was looked at.",
+    ]
+
+
 def test_what_swarms_tell_is_added_up(key):
     """Islands of different blocks are different; bad ones, of weight 0, are told."""
     fitted = weighted(proposal)

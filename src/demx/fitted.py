@@ -267,8 +267,9 @@ class Fitted:
         elif p.step < self.method.outer_steps and self.ended not in simply:
             how = {"budget": "ended by its budget", "interrupted": "was interrupted"}
             told = how.get(self.ended or "", "had not ended")
-            of = f", samples are those of loop {p.kept}" if 0 < p.kept < p.step else ""
-            yield f"Training {told}, after {p.step} of {self.method.outer_steps} outer loops{of}."
+            yield f"Training {told}, after {p.step} of {self.method.outer_steps} outer loops."
+            if 0 < p.kept < p.step and p.watch.good:
+                yield f"The samples are of outer loop {p.kept}, the last that was looked at."
         if not p.watch.good:
             yield (
                 f"The state of outer loop {p.kept} was kept, not that of the last, {p.step}: "
