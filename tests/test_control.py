@@ -92,16 +92,19 @@ def mean_and_error(values):
     return values.mean(), values.std(ddof=1) / len(values) ** 0.5
 
 
+@pytest.mark.parametrize("noise", ["fixed", "learned"])
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("name", METHODS)
-def test_bounds_and_mean_weight_for_any_control(name, space, key):
-    """E[w] = Z exactly in discrete time, and ELBO ≤ log Z ≤ EUBO, whatever the control."""
+def test_bounds_and_mean_weight_for_any_control(name, space, noise, key):
+    """E[w] = Z exactly in discrete time, and ELBO ≤ log Z ≤ EUBO, whatever control and noise."""
     target, n = gaussian(space), 4000
     # a reference between p and √2 times as wide: the variances of w and of 1/w are finite
     rates = {"beta_max": 8.0} if name == "dis" else {}
-    made, model = arbitrary(target, name, key, num_steps=12, scale=0.95, **rates)
-    path = eqx.filter_jit(made.paths.forward)(key, model, n)
-    back = eqx.filter_jit(made.paths.backward)(key, model, target.sample(key, n))
+    made, model = arbitrary(target, name, key, num_steps=12, scale=0.95, noise=noise, **rates)
+    widths = np.asarray([model.log_width(t) for t in jnp.linspace(0.0, 1.0, 5)])
+    assert (widths != 0).all() if noise == "learned" else (widths == 0).all()
+    path = eqx.filter_jit(made.draw)(key, model, n)
+    back = eqx.filter_jit(made.return_from)(key, model, target.sample(key, n))
     assert int(path.bad) == int(back.bad) == 0
     np.testing.assert_allclose(target.space.project(path.x), path.x, atol=1e-4)
     log_w = np.asarray(path.log_weight) - target.log_z
@@ -130,7 +133,7 @@ def test_long_scores_are_shortened_unless_a_step_is_fine_and_weights_know_it(nam
     found = []
     for k in (0, -1):
         kernel = jax.tree.map(lambda a, k=k: a[k], made.paths.process.kernels())
-        push = made.paths._push(kernel, lambda t, x, score: score, x, score)
+        push = made.paths._push(kernel, lambda step, x, score: score, x, score)
         length = jnp.linalg.norm(score, axis=-1, keepdims=True)
         most = jnp.maximum(0.6 / 0.6, 0.3 * kernel.spread / kernel.gain)
         want = kernel.push(score * jnp.minimum(1.0, most / length))
@@ -147,7 +150,8 @@ def _shift(process, mean):
     kernels = process.kernels()
     after = np.append(np.cumprod(np.asarray(kernels.back)[::-1])[::-1], 1.0)[1:]
     table = jnp.asarray(after, float) * (1 - kernels.keep**2) / kernels.gain
-    return lambda t, x, score: table[jnp.round(t * process.num_steps).astype(int)] * mean
+    place = lambda step: jnp.round(step.time * process.num_steps).astype(int)  # noqa: E731
+    return lambda step, x, score: table[place(step)] * mean
 
 
 @pytest.mark.parametrize("space", SPACES)
@@ -155,11 +159,34 @@ def test_every_weight_is_z_for_the_optimal_control(space, key):
     """From x_0 = 0 to N(m, σ²) the optimal control is constant, also in discrete time."""
     target = gaussian(space, 1.3**2)
     paths = Paths(target, PROCESSES["pis"](10, 1.3))
-    drive = lambda t, x, score: target.mean / 1.3**2  # noqa: E731
+    drive = lambda step, x, score: target.mean / 1.3**2  # noqa: E731
     forward = paths.forward(key, drive, 50)
     backward = paths.backward(key, drive, target.sample(key, 50))
     for path in (forward, backward):
         np.testing.assert_allclose(path.log_weight, target.log_z, atol=1e-4)
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_every_weight_is_z_for_the_optimal_control_and_its_noise(space, key):
+    """To N(m, s²), s < σ: with N(y; m, s²)/N(y; 0, σ²) ∝ N(y; c, a) and v, v' what is left of the
+    reference's variance before and after a step,
+
+        f = (c - x)/(a + v),    r² = (a + v')/(a + v),    1/a = 1/s² - 1/σ²,    c = a m/s².
+    """
+    target, scale, steps = gaussian(space, 0.5**2), 1.3, 10
+    paths = Paths(target, PROCESSES["pis"](steps, scale))
+    a = 1 / (1 / target.variance - 1 / scale**2)
+    left = jnp.asarray(scale**2 * (1 - np.linspace(0.0, 1.0, steps + 1)) ** 1.5, float)
+    place = lambda t: jnp.round(t * steps).astype(int)  # noqa: E731
+    centre = a * target.mean / target.variance
+    drive = lambda step, x, score: (centre - x) / (a + left[place(step.time)])  # noqa: E731
+    width = lambda t: 0.5 * jnp.log((a + left[place(t) + 1]) / (a + left[place(t)]))  # noqa: E731
+    forward = paths.forward(key, drive, 50, log_width=width)
+    backward = paths.backward(key, drive, target.sample(key, 50), log_width=width)
+    for path in (forward, backward):
+        np.testing.assert_allclose(path.log_weight, target.log_z, atol=2e-4)
+    # with the noise of the process the same control cannot do it
+    assert float(jnp.std(paths.forward(key, drive, 50).log_weight)) > 0.1
 
 
 @pytest.mark.parametrize("name", ["dds", "dis"])
@@ -199,13 +226,14 @@ def test_log_variance_has_twice_the_gradient_of_kl(name, key):
 
     def gradient(loss, key):
         def value(parameters):
-            def drive(t, x, score):
-                return parameters[0] * t * score + parameters[1] * x + parameters[2]
+            def drive(step, x, score):
+                return parameters[0] * step.time * score + parameters[1] * x + parameters[2]
 
-            path = paths.forward(key, drive, 64, detached=loss.detached)
+            width = lambda t: parameters[3] * (1 - t)  # noqa: E731
+            path = paths.forward(key, drive, 64, log_width=width, detached=loss.detached)
             return loss(path.log_weight, 64)
 
-        return jax.grad(value)(jnp.asarray([0.3, -0.1, 0.2]))
+        return jax.grad(value)(jnp.asarray([0.3, -0.1, 0.2, -0.3]))
 
     keys = jax.random.split(key, 400)
     kl = jax.jit(jax.vmap(lambda k: gradient(KL(), k)))(keys)
@@ -386,6 +414,7 @@ def test_limit_shortens_and_has_a_derivative_everywhere():
     [
         (PISSettings, {"power": 0.0}, "power: expected a positive number, got 0.0"),
         (PISSettings, {"num_steps": 0}, "num_steps: expected at least 1, got 0"),
+        (PISSettings, {"noise": "none"}, "noise: expected fixed or learned, got 'none'"),
         (PISSettings, {"loss": "elbo"}, "loss: expected kl, log_variance, log_huber, got 'elbo'"),
         (DDSSettings, {"alpha_max": 1.5}, r"alpha_max: expected in \(0, 1\], got 1.5"),
         (DISSettings, {"num_steps": 5}, "beta_max: expected .* stable, got 20.0"),

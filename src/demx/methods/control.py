@@ -14,7 +14,7 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from demx.devices import chunk_rows, everywhere, home, map_chunks, sum_chunks
-from demx.methods.control_network import LOSSES, Gate, Guided, effective_share
+from demx.methods.control_network import LOSSES, NOISES, Gate, Guided, effective_share
 from demx.methods.paths import Path, Paths
 from demx.methods.processes import DDSSettings, DISSettings, PISSettings, Settings
 from demx.model import average, flatten
@@ -54,7 +54,8 @@ class Control(eqx.Module):
         key_network, key_gate = jax.random.split(key)
         s, space = self.settings, self.paths.target.space
         gate = Gate(key_gate, s.score_start)
-        return Guided(self.network(key_network), gate, space, s.scale, s.detach_score)
+        width = NOISES[s.noise](jax.random.fold_in(key_gate, 1))
+        return Guided(self.network(key_network), gate, width, space, s.scale, s.detach_score)
 
     def init(self, key: PRNGKeyArray) -> State:
         model = self.model(key)
@@ -67,7 +68,7 @@ class Control(eqx.Module):
         rows = chunk_rows(n, model.rows_in_cache)
 
         def some(model, key):
-            return self.paths.forward(key, model, rows)
+            return self.paths.forward(key, model, rows, log_width=model.log_width)
 
         made = map_chunks(some, model, jax.random.split(key, n // rows))
         x = made.x.reshape(n, *self.paths.target.space.shape)
@@ -79,7 +80,7 @@ class Control(eqx.Module):
 
         def some(model, chunk):
             key, x = chunk
-            return self.paths.backward(key, model, x)
+            return self.paths.backward(key, model, x, log_width=model.log_width)
 
         keys = jax.random.split(key, len(x) // rows)
         made = map_chunks(some, model, (keys, x.reshape(-1, rows, *x.shape[1:])))
@@ -95,9 +96,11 @@ class Control(eqx.Module):
         count = size // rows
 
         def value(flat, key):
+            model = model_of(flat)
             path = self.paths.forward(
-                key, model_of(flat), rows, detached=loss.detached, remat=self.settings.remat
-            )
+                key, model, rows, log_width=model.log_width,
+                detached=loss.detached, remat=self.settings.remat,
+            )  # fmt: skip
             return loss(path.log_weight, size), path
 
         def one(flat, chunk):

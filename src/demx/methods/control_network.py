@@ -1,7 +1,9 @@
 """The control of a diffusion, a network guided by the score of the target, and its losses.
 
-    f_θ(t, x) = F_θ(t, x/σ)/σ + a_θ(t) · clip(∇log p̃(x)),      t in [0, 1], σ the reference's
+    f_θ(t, x) = u(t) F_θ(l(t), x/σ) + a_θ(t) · clip(∇log p̃(x)),      t in [0, 1]
 
+with σ the reference's, and at every step the level l of what noise hides of the end, and the size u
+that a control then has (`demx.methods.steps`): F is of order 1 from the first step to the last.
 With F = 0 at the start (the last layers of the networks are zero) an untrained control only follows
 a_θ(t) = `start` times the score (PIS, arXiv 2111.15141; DDS, arXiv 2302.13834). Losses are
 functions of the log weights of a batch of paths (arXiv 2307.01198).
@@ -14,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
+from demx.methods.steps import Kernels
 from demx.model import CACHE
 from demx.networks.embedding import sinusoidal
 from demx.space import Space
@@ -38,16 +41,24 @@ class Gate(eqx.Module):
         return self.last(jax.nn.silu(self.hidden(sinusoidal(t, FEATURES, 8.0))))
 
 
+class AsItIs(eqx.Module):
+    """log r(t) = 0: the noise of the process."""
+
+    def __call__(self, t: Float[Array, ""]) -> Float[Array, ""]:
+        return jnp.zeros_like(t)
+
+
 class Guided(eqx.Module):
-    """f(t, x, ∇log p̃(x)) for one x; the score comes from outside, where energies are counted.
+    """f(step, x, ∇log p̃(x)) for one x; the score comes from outside, where energies are counted.
 
     detach_score: no derivative of the score is taken, so no second derivatives of the energy, whose
     products along a path overflow where modes are much narrower than σ; gradients of the KL are
-    then biased.
+    then biased. log_width: log r(t), of the noise that goes with the control.
     """
 
     network: Callable[[Array, Array], Array]
     gate: Gate
+    log_width: Callable[[Array], Array]
     space: Space
     scale: float
     detach_score: bool
@@ -58,12 +69,12 @@ class Guided(eqx.Module):
         return max(2, CACHE // self.network.activations(self.space))
 
     def __call__(
-        self, t: Float[Array, ""], x: Float[Array, "..."], score: Float[Array, "..."]
+        self, step: Kernels, x: Float[Array, "..."], score: Float[Array, "..."]
     ) -> Float[Array, "..."]:
         if self.detach_score:
             score = jax.lax.stop_gradient(score)
-        guided = self.network(t, x / self.scale) / self.scale + self.gate(t) * score
-        return self.space.project(guided)
+        learned = step.unit * self.network(step.level, x / self.scale)
+        return self.space.project(learned + self.gate(step.time) * score)
 
 
 def limit(vectors: Float[Array, "..."], bound: Float[ArrayLike, ""]) -> Float[Array, "..."]:
@@ -117,6 +128,10 @@ class LogHuber(eqx.Module):
         far = jnp.abs(away)
         return jnp.sum(jnp.where(far <= bound, away**2, bound * (2 * far - bound))) / size
 
+
+AS_IT_IS = AsItIs()
+# log r(t) of a key: an optimal control in discrete time has less noise than the process
+NOISES = {"fixed": lambda key: AS_IT_IS, "learned": lambda key: Gate(key, 0.0)}
 
 LOSSES = {"kl": KL, "log_variance": LogVariance, "log_huber": LogHuber}
 

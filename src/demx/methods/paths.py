@@ -15,12 +15,14 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from demx.energy import evaluate
-from demx.methods.control_network import limit
-from demx.methods.processes import Kernels, Process
+from demx.methods.control_network import AS_IT_IS, limit
+from demx.methods.processes import Process
+from demx.methods.steps import Kernels, widened
 from demx.space import normal
 from demx.types import Target
 
-Drive = Callable[[Array, Array, Array], Array]  # f(t, x, score) for one x
+Drive = Callable[[Kernels, Array, Array], Array]  # f(step, x, score) for one x
+LogWidth = Callable[[Array], Array]  # log r(t)
 
 
 class Path(NamedTuple):
@@ -51,7 +53,7 @@ class Paths(eqx.Module):
         """δ of each of n points."""
         fine = self.push_clip * kernel.spread / kernel.gain
         score = limit(score, jnp.maximum(self.score_clip / self.process.scale, fine))
-        return kernel.push(jax.vmap(drive, (None, 0, 0))(kernel.time, x, score))
+        return kernel.push(jax.vmap(drive, (None, 0, 0))(kernel, x, score))
 
     def forward(
         self,
@@ -59,13 +61,15 @@ class Paths(eqx.Module):
         drive: Drive,
         n: int,
         *,
+        log_width: LogWidth = AS_IT_IS,
         detached: bool = False,
         remat: bool = False,
     ) -> Path:
         """n paths of the sampler.
 
-        detached: x is data; log w depends on parameters only through the control at x. remat: keep
-        only x_k and the scores for a derivative, O(K·d), and compute the rest again.
+        log_width: of the noise in units of the process's. detached: x is data; log w depends on
+        parameters only through control and width at x. remat: keep only x_k and the scores for a
+        derivative, O(K·d), and compute the rest again.
         """
         space = self.target.space
         key_start, key_path = jax.random.split(key)
@@ -76,11 +80,14 @@ class Paths(eqx.Module):
             found = evaluate(self.target, x)
             score = checkpoint_name(found.score, "score")
             push = self._push(kernel, drive, x, score)
-            moved = jax.lax.stop_gradient(push) if detached else push
-            noise = normal(key, space, (n,))
-            x_next = kernel.keep * x + kernel.spread * (moved + noise)
-            # the normal that leads to x_next: the noise drawn, as a function of the parameters
-            total = total + self._increments(kernel, x, x_next, noise + moved - push, push)
+            width = log_width(kernel.time)
+            noise = jnp.exp(width) * normal(key, space, (n,))
+            drawn = push + noise
+            if detached:
+                drawn = jax.lax.stop_gradient(drawn)
+            x_next = kernel.keep * x + kernel.spread * drawn
+            # the noise that leads to x_next, as a function of the parameters
+            total = total + self._increments(kernel, x, x_next, drawn - push, push, width)
             return (x_next, total, bad + jnp.sum(found.bad)), None
 
         if remat:
@@ -92,7 +99,14 @@ class Paths(eqx.Module):
         (x, total, bad), _ = jax.lax.scan(step, start, (keys, self.process.kernels()))
         return self._weigh(x_0, x, total, bad)
 
-    def backward(self, key: PRNGKeyArray, drive: Drive, x: Float[Array, "n ..."]) -> Path:
+    def backward(
+        self,
+        key: PRNGKeyArray,
+        drive: Drive,
+        x: Float[Array, "n ..."],
+        *,
+        log_width: LogWidth = AS_IT_IS,
+    ) -> Path:
         """Paths that end in the given points x_K ~ p: the mean of log w is the EUBO."""
         space, n = self.target.space, x.shape[0]
 
@@ -103,7 +117,8 @@ class Paths(eqx.Module):
             found = evaluate(self.target, x)
             push = self._push(kernel, drive, x, found.score)
             noise = (x_next - kernel.keep * x) / kernel.spread - push
-            total = total + self._increments(kernel, x, x_next, noise, push)
+            width = log_width(kernel.time)
+            total = total + self._increments(kernel, x, x_next, noise, push, width)
             return (x, total, bad + jnp.sum(found.bad)), None
 
         keys = jax.random.split(key, self.process.num_steps)
@@ -112,8 +127,12 @@ class Paths(eqx.Module):
         (x_0, total, bad), _ = jax.lax.scan(step, start, turns, reverse=True)
         return self._weigh(x_0, x, total, bad)
 
-    def _increments(self, kernel: Kernels, *rows: Array) -> Array:
-        return jax.vmap(self.process.increment, (None, 0, 0, 0, 0))(kernel, *rows)
+    def _increments(
+        self, kernel: Kernels, x: Array, x_next: Array, noise: Array, push: Array, width: Array
+    ) -> Array:
+        of_process = jax.vmap(self.process.increment, (None, 0, 0, 0, 0))
+        of_width = jax.vmap(widened, (0, None, None))(noise, width, self.target.space.dof)
+        return of_process(kernel, x, x_next, noise, push) + of_width
 
     def _weigh(self, x_0: Array, x: Array, total: Array, bad: Array) -> Path:
         """log w = log p̃(x_K) - log reference + Σ increments; -∞ for a path that got lost."""

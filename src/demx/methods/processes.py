@@ -14,35 +14,17 @@ in the limit of small steps f = ∇log(p_t/reference_t) in all three (arXiv 2307
 """
 
 from abc import abstractmethod
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
-from demx.methods.control_network import LOSSES
+from demx.methods.control_network import LOSSES, NOISES
+from demx.methods.steps import Kernels, girsanov, kernels_of
 from demx.methods.training import Training
 from demx.space import Space, log_normal, normal
-
-
-class Kernels(NamedTuple):
-    """The numbers of the steps k = 0, …, K-1 (see the formulas above); `time` is t_k in [0, 1)."""
-
-    time: Float[Array, "*K"]
-    keep: Float[Array, "*K"]
-    gain: Float[Array, "*K"]
-    spread: Float[Array, "*K"]
-    back: Float[Array, "*K"]
-    back_spread: Float[Array, "*K"]
-
-    def push(self, f: Array) -> Array:
-        """δ = gain f/spread: how far the control shifts the normal of a step."""
-        return (self.gain / self.spread) * f
-
-
-def _kernels(*columns: np.ndarray) -> Kernels:
-    return Kernels(*(jnp.asarray(column, float) for column in columns))
 
 
 @runtime_checkable
@@ -71,11 +53,6 @@ class Process(Protocol):
     def log_reference(self, space: Space, x_0: Array, x_end: Array) -> Array: ...
 
 
-def girsanov(push: Array, noise: Array) -> Array:
-    """-δ·ε - |δ|²/2: log of the uncontrolled over the controlled kernel."""
-    return -jnp.sum(push * (noise + 0.5 * push))
-
-
 class Brownian(eqx.Module):
     """PIS: from x_0 = 0 by Brownian motion to N(0, σ²); backward the Brownian bridge.
 
@@ -97,8 +74,8 @@ class Brownian(eqx.Module):
         # differences of the falling power itself: 1 - (1 - …) would cancel at the end
         variance = self.scale**2 * -np.diff((1 - grid) ** self.power)
         back = now / after
-        return _kernels(
-            grid[:-1], ones, variance, variance**0.5, back, (variance * back) ** 0.5
+        return kernels_of(
+            self.scale, grid[:-1], ones, variance, variance**0.5, back, (variance * back) ** 0.5
         )  # fmt: skip
 
     def increment(
@@ -133,9 +110,8 @@ class OrnsteinUhlenbeck(eqx.Module):
         keep, spread = np.sqrt(1 - alpha), self.scale * np.sqrt(alpha)
         # 1 - √(1-α) = α/(1 + √(1-α)), without the cancellation
         gain = 2 * self.scale**2 * alpha / (1 + keep)
-        return _kernels(
-            np.arange(self.num_steps) / self.num_steps, keep, gain, spread, keep, spread
-        )  # fmt: skip
+        time = np.arange(self.num_steps) / self.num_steps
+        return kernels_of(self.scale, time, keep, gain, spread, keep, spread)
 
     def increment(
         self, kernel: Kernels, x: Array, x_next: Array, noise: Array, push: Array
@@ -172,7 +148,7 @@ class Reversal(eqx.Module):
         noising = (1 - time - 0.5 / self.num_steps) ** self.power
         b = (self.beta_min + (self.beta_max - self.beta_min) * noising) / self.num_steps
         spread = self.scale * np.sqrt(b)
-        return _kernels(time, 1 - b / 2, spread**2, spread, 1 - b / 2, spread)
+        return kernels_of(self.scale, time, 1 - b / 2, spread**2, spread, 1 - b / 2, spread)
 
     def increment(
         self, kernel: Kernels, x: Array, x_next: Array, noise: Array, push: Array
@@ -190,6 +166,8 @@ class Settings(eqx.Module):
 
     outer_steps, inner_steps: a run is so many steps of so many updates. num_steps: K of a path.
     loss: 'kl', 'log_variance' or 'log_huber'. schedule, optimiser: as of the matching methods.
+    noise: 'fixed', that of the process, or 'learned', r(t) times as wide: the finite steps of an
+    optimal control end in less noise than the process has, by a share of the step.
     scale: σ of the reference, about the size of the target. score_clip: longest vector of σ∇log p̃
     in the control; push_clip: longer ones are let through if they shift a step by no more than so
     many of its own widths, as the fine steps at the end are. score_start: a(t) at first.
@@ -207,6 +185,7 @@ class Settings(eqx.Module):
     optimiser: str = "adam"
     ema: float = 0.999
     loss: str = "log_variance"
+    noise: str = "fixed"
     scale: float = 1.0
     score_clip: float = 100.0
     push_clip: float = 0.0
@@ -222,6 +201,8 @@ class Settings(eqx.Module):
             raise ValueError(f"push_clip: expected at least 0, got {self.push_clip}")
         if self.loss not in LOSSES:
             raise ValueError(f"loss: expected {', '.join(LOSSES)}, got {self.loss!r}")
+        if self.noise not in NOISES:
+            raise ValueError(f"noise: expected {' or '.join(NOISES)}, got {self.noise!r}")
         if LOSSES[self.loss].whole and self.batch_size < 2:
             raise ValueError(f"batch_size: expected at least 2 with {self.loss}, got 1")
         self.training()
