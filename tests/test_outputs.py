@@ -31,6 +31,15 @@ def cluster():
     return untrained("lj13", CLUSTER)
 
 
+def test_samples_of_another_target_are_judged_with_a_word(plane, tmp_path):
+    plane.sample_to(tmp_path / "x.npz", 40)
+    stored = samples.read(tmp_path / "x.npz")
+    said = "The file says that its samples are of dw4; they are judged as samples of gmm40."
+    assert said not in demx.assess("gmm40", stored, n=20).verdict
+    other = stored._replace(origin=samples.Origin("dw4", "idem", 0))
+    assert said in demx.assess("gmm40", other, n=20).verdict
+
+
 def test_one_set_of_samples_in_every_format(cluster, tmp_path):
     """The same numbers and the same provenance, whichever way they are written."""
     drawn = cluster.sample(20, seed=3)

@@ -6,7 +6,9 @@ import pytest
 
 from demx.correction import equal_weights
 from demx.drawing import How, stream_key
-from demx.evaluate import weights
+from demx.evaluate import verdict, weights
+from demx.evaluate.evaluation import Evaluation, Metric
+from demx.fitted import Fitted
 from untrained import FLAT, untrained
 
 WEIGHED = {"ess", "psis_k", "log_z_is", "log_z_lower"}
@@ -52,3 +54,31 @@ def test_a_density_asked_for_beside_moved_samples_says_whose_it_is(plane):
     assert found.density == "the sampler's own density, without correction"
     assert any("are of the uncorrected sampler" in said for said in found.verdict)
     assert not any("uncorrected" in said for said in before.verdict)
+
+
+def test_without_a_reference_weights_tell_the_mean_energy(plane, monkeypatch):
+    """Of the flow's samples, whose energies their weights and densities hold: no call more."""
+    options = {"repeats": 2, "likelihood": "native", "likelihood_n": 400}
+    known = plane.evaluate(50, **options)
+    monkeypatch.setattr(Fitted, "reference", lambda self: None)
+    found = plane.evaluate(50, **options)
+    assert "energy_mean_weighted" not in known.metrics
+    drawn = plane._drawing.draw(stream_key(1, "sample"), 400, How(weights=True))
+    energies = -np.asarray(jax.vmap(plane.target.log_density)(drawn.x))
+    expected = weights.weighted_mean(np.asarray(drawn.log_weight), energies)
+    np.testing.assert_allclose(found.metrics["energy_mean_weighted"][:2], expected, rtol=1e-3)
+    assert found.samples.energy_calls <= known.samples.energy_calls
+
+
+@pytest.mark.parametrize(
+    ("plain", "k", "said"), [(1.0, 0.3, True), (1.9, 0.3, False), (1.0, 0.8, False)]
+)
+def test_samples_whose_mean_energy_the_weights_deny_are_told(plain, k, said):
+    """Beyond 3.5 joint standard errors, √(0.1² + 0.2²) here, and only by weights one can trust."""
+    metrics = {
+        "energy_mean": Metric(plain, 0.1), "energy_mean_weighted": Metric(2.0, 0.2),
+        "psis_k": Metric(k, 0.1), "ess": Metric(0.5, 0.1, 1.0), "log_z_is": Metric(0.0, 0.1),
+        "log_z_lower": Metric(0.0, 0.1),
+    }  # fmt: skip
+    told = verdict.sentences(Evaluation(metrics, 10, 1, 0, 0))
+    assert any("standard errors from that by the weights, 2." in s for s in told) == said

@@ -41,6 +41,21 @@ def test_psis_k_without_a_tail():
         weights.psis_k(np.zeros(20))
 
 
+def test_weighted_mean_is_that_of_the_target(rng):
+    """q = N(0, 1), w = e^x: p = N(1, 1). Its error is that of the spread; zeros have no part."""
+    draws = rng.normal(size=(400, 500))
+    found = np.array([weights.weighted_mean(x, x) for x in draws])
+    print(found.mean(axis=0))
+    spread = found[:, 0].std(ddof=1)
+    # a ratio is biased by O(1/n): E w²(v - 1)/n = e·1/n here
+    assert abs(found[:, 0].mean() - 1) < 4 * spread / 400**0.5 + 2 * np.e / 500
+    # a spread of 400 is known to 1/√800, of errors with tails as long as w's a few times less well
+    assert abs(np.log(found[:, 1].mean() / spread)) < 0.25
+    x = draws[0]
+    more = weights.weighted_mean(np.append(x, -np.inf), np.append(x, np.inf))
+    assert more.value == pytest.approx(weights.weighted_mean(x, x).value)
+
+
 def test_ess_at_its_ends():
     assert weights.ess(np.full(50, -1000.0)) == (pytest.approx(1), 0)
     one = np.full(50, -np.inf)

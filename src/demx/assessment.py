@@ -17,9 +17,9 @@ from demx.errors import UserError
 from demx.evaluate import densities, verdict
 from demx.evaluate import reference as references
 from demx.evaluate.equilibrium import Equilibrium, fewest_calls, samples_within
-from demx.evaluate.evaluation import Evaluation, batched_energies, compare
+from demx.evaluate.evaluation import Evaluation, Metric, batched_energies, compare
 from demx.evaluate.reference import Reference
-from demx.evaluate.weights import effective_share
+from demx.evaluate.weights import effective_share, weighted_mean
 from demx.pace import watched
 from demx.resolve import open_target, reference_key
 from demx.ruler import WORKERS, ruler, target_settings
@@ -38,7 +38,8 @@ NO_MCMC = (
 
 
 class Density(NamedTuple):
-    """A density q: log p̃/q at its own samples, log q anywhere, and what they have cost."""
+    """A density q: log p̃/q at its own samples, log q anywhere, and what they have cost; the
+    energies of its samples, if they are known."""
 
     log_weight: np.ndarray
     log_prob: Callable[[np.ndarray], np.ndarray] | None
@@ -46,6 +47,7 @@ class Density(NamedTuple):
     name: str
     island: np.ndarray | None = None  # groups of weights that depend on each other
     backward: Callable[[np.ndarray], Samples] | None = None  # weighs paths that end in points
+    energies: np.ndarray | None = None
 
 
 class Assessment(NamedTuple):
@@ -117,6 +119,9 @@ def assess_target(
         more, notes = densities.judge(
             density.log_weight, log_prob, energies, true, density.island, backward
         )
+        if reference is None and density.energies is not None and "ess" in more:
+            by_weight = weighted_mean(density.log_weight, density.energies)
+            more["energy_mean_weighted"] = Metric(*by_weight, n=len(density.log_weight))
         found = found._replace(metrics=found.metrics | more, notes=(*found.notes, *notes))
     if log_z is not None and found.metrics:
         own = {"log_z": densities.evidence_metric(log_z, len(x), true)}
@@ -176,12 +181,19 @@ def assess(
     stored = samples if isinstance(samples, Stored) else Stored(np.asarray(samples))
     stored = on_space(stored, built)
     found = ruler(reference)
+    head = opened.head(about)
     if found is None and (isinstance(target, str) or hasattr(built, "sample")):
-        found = references.find(*reference_key(opened.head(about)), built)
-    return assess_stored(
+        found = references.find(*reference_key(head), built)
+    judged = assess_stored(
         built, stored, n=n, seed=seed, likelihood=likelihood, likelihood_n=likelihood_n,
         mcmc_calls=mcmc_calls, reference=found,
     )  # fmt: skip
+    if stored.origin is None or stored.origin.target == head["target"]:
+        return judged
+    return judged.noted(
+        f"The file says that its samples are of {stored.origin.target}; they are judged as samples "
+        f"of {head['target']}."
+    )
 
 
 def on_space(stored: Stored, target: Target, where: Path | str = "samples") -> Stored:
@@ -242,7 +254,7 @@ def drawn_by_weight(n: int, worth: float) -> str:
     """What the reader must know of n samples that were drawn by their weights."""
     return (
         f"The samples were drawn by their weights, and are worth at most about {worth:.0f} "
-        f"independent ones; the floors are those of {n}, a little too low."
+        f"independent ones; floors, where there are some, are those of {n}, a little too low."
     )
 
 

@@ -155,4 +155,8 @@ def _own(drawing: Drawing, n: int, seed: int) -> Density:
         "the sampler's own density" if log_prob else "the sampler's weights",
         None if weighted.island is None else np.asarray(weighted.island),
         weigh and (lambda x: weigh(key, state, x)),
+        None
+        if weighted.log_prob is None
+        # log w = -E - log q
+        else -np.asarray(weighted.log_weight) - np.asarray(weighted.log_prob),
     )

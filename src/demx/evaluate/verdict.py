@@ -161,6 +161,19 @@ def _modes(found: Evaluation) -> list[str]:
     return []
 
 
+def _by_weight(plain: Metric, weighted: Metric) -> list[str]:
+    """Whether samples without weights have the mean energy that weights say is p's."""
+    joint = np.hypot(plain.standard_error, weighted.standard_error)
+    gap = abs(plain.value - weighted.value)
+    if not gap > SLIGHT * joint:
+        return []
+    return [
+        f"The samples are not those of p: their mean energy, {plain.value:.4g}, is "
+        f"{gap / joint:.0f} standard errors from that by the weights, {weighted.value:.4g}. "
+        "Weighted samples (--weights) mend that, or longer training."
+    ]
+
+
 def _weights(found: Evaluation) -> list[str]:
     if "psis_k" not in found.metrics:
         return []
@@ -182,6 +195,8 @@ def _weights(found: Evaluation) -> list[str]:
         )
     else:
         said.append(f"The importance weights can be trusted (k̂ = {k:.2f}, ESS {share:.2f}).")
+    if k < RELIABLE_K and "energy_mean_weighted" in found.metrics:
+        said += _by_weight(found.metrics["energy_mean"], found.metrics["energy_mean_weighted"])
     if "log_z_upper" in found.metrics:
         upper, lower = found.metrics["log_z_upper"], found.metrics["log_z_lower"]
         said.append(f"The bounds on log Z are {upper.value - lower.value:.3g} nats apart.")

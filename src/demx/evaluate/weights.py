@@ -64,6 +64,14 @@ def log_z_is(log_weight: np.ndarray, island: np.ndarray | None = None) -> Estima
     return Estimate(float(value), float(error * student(count - 1)))
 
 
+def weighted_mean(log_weight: np.ndarray, values: np.ndarray) -> Estimate:
+    """E_p[v] ≈ Σ w v/Σ w: log_weight, values: (n,). Error by the delta method."""
+    w = _weights(log_weight, "weighted_mean")
+    values = np.where(w > 0, values, 0.0)  # an energy of +∞ has no part in it
+    mean = float(np.sum(w * values) / w.sum())
+    return Estimate(mean, _error(w * (values - mean) / w.mean()))
+
+
 def log_z_lower(log_weight: np.ndarray) -> Estimate:
     """ELBO = E_q[log w] = log Z - KL(q|p): log_weight: (n,). -∞ if any weight is zero."""
     return _mean(_checked(log_weight, "log_z_lower"))

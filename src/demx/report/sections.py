@@ -268,6 +268,7 @@ DEFINITIONS = {
     "mode_tv": "total variation between mode weights",
     "outside_share": "samples farther than 3σ from every mode",
     "ess": "effective share of the importance weights",
+    "energy_mean_weighted": "mean energy by the weights, where there is no reference",
     "psis_k": "Pareto tail index of the weights, trusted below 0.7",
     "log_z": "log Z as the method knows it",
     "log_z_lower": "ELBO",
