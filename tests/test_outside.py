@@ -181,7 +181,7 @@ def test_what_a_name_can_be(place, name, options, shape):
     [
         (["mine.py:energy"], "needs one of dim=…"),
         (["mine.py"], "mine.py: expected FILE.py:NAME"),
-        (["yours.py:energy", "--dim", 2], "yours.py: cannot be read"),
+        (["yours.py:energy", "--dim", 2], "yours.py: expected a Python file"),
         (["mine.py:enrgy", "--dim", 2], "no 'enrgy' in it; did you mean 'energy'?"),
         (["mine.py:number", "--dim", 2], "expected an energy function or a Target, got 4.0"),
         (["mine.py:no_target"], "should return a Target"),

@@ -17,6 +17,8 @@ from demx.types import Method, Samples, Target
 from demx.whole import whole
 
 NO_DENSITY = "this sampler has no density and no weights (chains, or a pinned score)"
+_WEIGHTED = ", ".join(name for name, entry in METHODS.items() if entry.weights)
+WITH_WEIGHTS = f"{NO_DENSITY}; methods with weights are {_WEIGHTED}"
 # far from the small numbers that training folds into the same seed: the streams never meet
 DOMAINS = {"sample": 0x5A5A5A5A, "evaluate": 0x3C3C3C3C, "correct": 0x66666666,
            "block": 0x11111111, "backward": 0x22222222}  # fmt: skip
@@ -49,9 +51,12 @@ class Drawing(NamedTuple):
         if correct not in (None, "smc", *correction.LEAPFROG):
             raise UserError(f"correct: expected mala, hmc or smc, got {correct!r}")
         if correct == "smc" and self.method.anneal is None:
-            raise UserError("correct: this method has no learned path for 'smc'")
+            raise UserError(
+                f"correct: {self.name} has no learned noise levels for smc to go along; idem and "
+                "pdem have; mala and hmc correct the samples of every method"
+            )
         if weights and correct != "smc" and not self.weighs:
-            raise UserError(NO_DENSITY)
+            raise UserError(WITH_WEIGHTS)
         return How(bool(weights), correct, whole("correct_steps", correct_steps, 1))
 
     @property

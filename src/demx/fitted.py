@@ -12,7 +12,7 @@ import demx
 from demx import stream
 from demx.assessment import Assessment, check_sizes
 from demx.display import html_table, text_table
-from demx.drawing import NO_DENSITY, Drawing, How, stream_key
+from demx.drawing import WITH_WEIGHTS, Drawing, How, stream_key
 from demx.errors import UserError
 from demx.evaluate import reference as references
 from demx.evaluate.evidence import LogZ, log_z
@@ -193,7 +193,7 @@ class Fitted:
     def log_prob(self, x: ArrayLike) -> Float[Array, " n"]:
         """The sampler's own log-density at n points (on the mean-free subspace for particles)."""
         if self.method.log_prob is None:
-            raise UserError(NO_DENSITY)
+            raise UserError(WITH_WEIGHTS)
         x = jnp.asarray(x, float)
         if x.shape[1:] != self.target.space.shape:
             raise UserError(f"x: expected shape {rows(self.target)}, got {x.shape}")
@@ -204,7 +204,7 @@ class Fitted:
         weighs, entry = self._drawing.weighs, METHODS[self.config["method"]]
         # what never has weights may know it otherwise
         if not weighs and (entry.weights or not entry.log_z):
-            raise UserError(NO_DENSITY)
+            raise UserError(WITH_WEIGHTS)
         return log_z(self.sample(n, seed=seed, weights=weighs))
 
     def evaluate(

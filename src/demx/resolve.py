@@ -256,8 +256,9 @@ def reopen(config: Mapping[str, Any], place: str | Path) -> Target:
     )
     if not same:
         raise UserError(
-            f"{place}: {source} is not the energy this run was trained on (at fixed points "
-            f"{', '.join(known[:4])}, now {', '.join(found[:4])}); restore it, or fit it in "
+            f"{place}: {source} is not the energy this run was trained on (its space and log-"
+            f"density at three points: {', '.join(known[:4])}, now {', '.join(found[:4])}); "
+            "restore it, or fit it in "
             "another directory"
         )
     return built

@@ -64,7 +64,8 @@ def read(path: Path) -> Stored:
             about = str(data["provenance"]) if "provenance" in data else "{}"
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(
-            f"{path}: expected an npz, npy or extxyz file of samples ({error})"
+            f"{path}: expected a file of samples (npz, npy, extxyz, nc), found one that cannot be "
+            "read as what its name says"
         ) from error
     if "x" not in found:
         raise UserError(f"{path}: expected an array named 'x', found {names}")

@@ -135,7 +135,11 @@ def _text(source: Source) -> str:
     try:
         return source.path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{source.path}: cannot be read ({error})") from error
+        why = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"{source.path}: expected a Python file that can be read, found none ({why}); "
+            "FILE.py:NAME is looked for from the current directory"
+        ) from error
 
 
 def _module(source: Source) -> Any:

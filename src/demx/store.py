@@ -83,7 +83,10 @@ class Store:
 
     def config(self) -> Config:
         if not self.config_file.exists():
-            raise UserError(f"{self.directory}: not a run directory (no config.toml)")
+            raise UserError(
+                f"{self.directory}: not a run directory (no config.toml); `demx fit TARGET` makes "
+                "one, under runs unless told otherwise"
+            )
         try:
             return tomllib.loads(self.config_file.read_text())
         except tomllib.TOMLDecodeError as error:
@@ -177,6 +180,8 @@ def _first_difference(a: Any, b: Any, path: str = "") -> str:
     if isinstance(a, dict) and isinstance(b, dict):
         first = [key for key in ("target", "fingerprint", "method", "seed") if key in a or key in b]
         for key in [*first, *sorted({*a, *b})]:
+            if key == "fingerprint" and a.get(key) != b.get(key):
+                return "its energy was another: the function or its file has changed since"
             if a.get(key) != b.get(key):
                 return _first_difference(a.get(key), b.get(key), f"{path}.{key}".lstrip("."))
     return f"{path}: there {a!r}, now {b!r}"

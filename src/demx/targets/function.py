@@ -33,8 +33,9 @@ def check_shape(energy: Callable[[Array], Array], space: Space) -> None:
     except Exception as error:
         raise ValueError(
             f"energy: could not be traced for one x of shape {space.shape} "
-            f"({_one_line(error)}); write it with jax.numpy for a single configuration, or, if it "
-            "cannot be, wrap it with demx.targets.black_box"
+            f"({_one_line(error)}); name the shape it is written for (dim, particles; --dim, "
+            "--shape), write it for one configuration alone in jax.numpy (jnp.where for an if), or, "
+            "if that cannot be, wrap it with demx.targets.black_box"
         ) from error
     shape = getattr(out, "shape", None)
     if shape != ():
@@ -72,8 +73,9 @@ def check_energy(energy: Callable[[Array], Array], space: Space, scale: float = 
     good = jnp.isfinite(values) & jnp.all(jnp.isfinite(slopes), axis=tuple(range(1, slopes.ndim)))
     if not jnp.any(good):
         raise ValueError(
-            "energy: expected finite values and gradients, got none at 256 normal points of "
-            f"scale {scale}; check units, or name another scale"
+            "energy: expected finite values and gradients, got none (nan or infinite) at "
+            f"{CHECKED} normal points of scale {scale}; look at its value at one of them, check "
+            "units, or name another scale"
         )
     wrong = int(jnp.sum(~good & (values != jnp.inf)))
     if wrong:
