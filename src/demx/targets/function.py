@@ -34,8 +34,8 @@ def check_shape(energy: Callable[[Array], Array], space: Space) -> None:
         raise ValueError(
             f"energy: could not be traced for one x of shape {space.shape} "
             f"({_one_line(error)}); name the shape it is written for (dim, particles; --dim, "
-            "--shape), write it for one configuration alone in jax.numpy (jnp.where for an if), or, "
-            "if that cannot be, wrap it with demx.targets.black_box"
+            "--shape), write it for one configuration alone in jax.numpy (jnp.where for an if), "
+            "or, if that cannot be, wrap it with demx.targets.black_box"
         ) from error
     shape = getattr(out, "shape", None)
     if shape != ():
