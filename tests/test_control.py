@@ -340,11 +340,12 @@ def test_energy_calls_are_counted_exactly(extra, key):
     _, calls = spent(lambda: made.step(key, state))
     assert calls == made.calls_per_step == 3 * 8 * 6
     for draw in (made.sample, made.sample_weighted):
-        samples, calls = spent(lambda draw=draw: draw(key, state, 70))
-        assert calls == samples.energy_calls == 128 * 6
+        for n, drawn in ((70, 128), (1030, 1030)):  # the last compiled call is filled up by 64s
+            samples, calls = spent(lambda draw=draw, n=n: draw(key, state, n))
+            assert calls == samples.energy_calls == made.sample_calls(n) == drawn * 6
     sampler = reverse_monte_carlo(target, Settings(num_samples=4, num_steps=3, sigma_max=2.0))
     samples, calls = spent(lambda: sampler.sample(key, sampler.init(key), 6))
-    assert calls == samples.energy_calls == 6 * 3 * 4
+    assert calls == samples.energy_calls == sampler.sample_calls(6) == 6 * 3 * 4
 
 
 @pytest.mark.parametrize("name", METHODS)

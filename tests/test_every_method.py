@@ -1,6 +1,7 @@
 """Every registered method, as the command line builds it, does what its properties say."""
 
 import inspect
+import math
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 
 from demx import config, registry, resolve
+from demx.drawing import How
 from demx.errors import UserError
+from demx.evaluate import reference
 from demx.fitted import Fitted
 from demx.methods import METHODS
 from demx.train import Progress, train
@@ -73,6 +76,12 @@ def test_a_preset_runs_and_properties_are_true(method, target):
     np.testing.assert_allclose(space.project(drawn.x), drawn.x, atol=1e-4)
     assert drawn.energy_calls > 0 or entry.matching
     made = fitted.method
+    if made.sample_calls is not None:  # said before, of most methods exactly
+        spare = made.sample_calls(6) - drawn.energy_calls
+        assert 0 <= spare <= (math.inf if method == "nuts" else 0)
+    if made.sample_calls is not None and (made.weighted or made.sample_weighted):
+        told = fitted._drawing.calls(6, How(weights=True))
+        assert told == fitted.sample(6, weights=True).energy_calls
     assert entry.log_prob == (made.log_prob is not None)
     assert entry.weights == (made.weighted or made.sample_weighted is not None)
     assert entry.log_z == (entry.weights or drawn.log_z is not None)
@@ -81,16 +90,18 @@ def test_a_preset_runs_and_properties_are_true(method, target):
             fitted.log_z(6)
 
 
-@pytest.mark.parametrize("target, most", [("gmm40", 7.5), ("dw4", -20.5)])
-def test_rdmc_stays_where_the_target_is(target, most):
-    """With its own sizes: S_K alone throws points far out. True medians: 6.6 and -23.2."""
+@pytest.mark.parametrize("target", ["gmm40", "dw4"])
+def test_rdmc_stays_where_the_target_is(target):
+    """With its own sizes; S_K alone throws points far out. It is biased, and has no law to be held
+    against: half of its samples have energies as low as three quarters of perfect ones."""
     built, full = resolve.resolve(target, method="rdmc")
     made = config.build_method("rdmc", built, full)
     key = jax.random.key(0)
     x = made.sample(key, made.init(key), 128).x
     energies = -jax.vmap(built.log_density)(x)
     assert jnp.isfinite(energies).all()
-    assert float(jnp.median(energies)) < most
+    perfect = -jax.vmap(built.log_density)(reference.find(target, {}, built).validation)
+    assert jnp.median(energies) < jnp.quantile(perfect, 0.75)
 
 
 @pytest.mark.parametrize("method", [m for m, entry in METHODS.items() if not entry.gradient])

@@ -18,6 +18,7 @@ AXIS = "device"
 _use = {"all": True}
 IN_ORDER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 FEWEST = 4  # chunks of a batch that has so many rows: work for as many devices
+CALL = 1024  # samples drawn by one compiled call: bounds memory, compiles once
 
 
 def chunk_rows(rows: int, limit: int) -> int:
@@ -27,6 +28,18 @@ def chunk_rows(rows: int, limit: int) -> int:
     """
     most = max(1, min(limit, rows // FEWEST))
     return max(d for d in range(1, most + 1) if rows % d == 0)
+
+
+def call_sizes(n: int, free: bool = False) -> list[int]:
+    """Of the compiled calls that n samples take: as many, or more that are thrown away.
+
+    free: a sample costs no energy call.
+    """
+    full, rest = divmod(n, CALL)
+    # a number with many divisors, so that a large call can be cut into chunks
+    last = rest if rest <= 64 else 64 * -(-rest // 64)
+    # what costs nothing rather fills the program that is there than compiles another
+    return [CALL] * full + [CALL if full and free else last] * (rest > 0)
 
 
 def only_one() -> None:

@@ -70,7 +70,9 @@ class Drawing(NamedTuple):
         if not known or self.method.sample_calls is None:
             return None
         sizes = self._sizes(n)
-        found = sum(map(self.method.sample_calls, sizes)) + (n if how.weights else 0)
+        found = sum(map(self.method.sample_calls, sizes))
+        if how.weights and self.method.log_prob is not None:
+            found += n  # weights of paths come with them, those of a density take an energy each
         if how.correct is None:
             return found
         return found + sum(correction.calls(how.correct, how.correct_steps, size) for size in sizes)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from demx.devices import chunk_rows, everywhere, home, map_chunks, sum_chunks
+from demx.devices import call_sizes, chunk_rows, everywhere, home, map_chunks, sum_chunks
 from demx.methods.control_network import LOSSES, NOISES, Gate, Guided, effective_share
 from demx.methods.paths import Path, Paths
 from demx.methods.processes import DDSSettings, DISSettings, PISSettings, Settings
@@ -21,7 +21,6 @@ from demx.model import average, flatten
 from demx.targets.black_box import BlackBox
 from demx.types import Info, Method, Samples, Target
 
-CHUNK = 1024  # samples drawn by one compiled call: bounds memory, compiles once
 Network = Callable[[PRNGKeyArray], eqx.Module]
 
 
@@ -193,21 +192,24 @@ def _method(control: Control) -> Method:
 
     def run(key: PRNGKeyArray, state: State, n: int) -> Path:
         model = everywhere(state.average)
-        # a number with many divisors, so that a large call can be cut into chunks
-        size = n if n <= 64 else min(CHUNK, 64 * -(-n // 64))
-        keys = [jax.random.fold_in(key, i) for i in range(-(-n // size))]
-        made = [home(draw(k, model, size)) for k in keys]
+        made = [
+            home(draw(jax.random.fold_in(key, i), model, size))
+            for i, size in enumerate(call_sizes(n))
+        ]
         *rows, bad = zip(*made, strict=True)
         return Path(*(jnp.concatenate(part) for part in rows), sum(bad))
 
     def sample_weighted(key: PRNGKeyArray, state: State, n: int) -> Samples:
         path = run(key, state, n)
         weight = path.log_weight[:n]
-        # what was drawn is paid for, also the end of the last chunk
         return Samples(
-            path.x[:n], weight, energy_calls=len(path.x) * (num_steps + 1),
+            path.x[:n], weight, energy_calls=sample_calls(n),
             bad=int(jnp.sum(path.lost[:n])), bad_calls=int(path.bad),
         )  # fmt: skip
+
+    def sample_calls(n: int) -> int:
+        """What was drawn is paid for, also the end of the last call."""
+        return sum(call_sizes(n)) * (num_steps + 1)
 
     def sample(key: PRNGKeyArray, state: State, n: int) -> Samples:
         # the weights come with the paths, for one energy a path
@@ -223,6 +225,6 @@ def _method(control: Control) -> Method:
     return Method(
         eqx.filter_jit(control.init), step, sample, control.calls_per_step,
         sample_weighted=sample_weighted, outer_steps=control.settings.outer_steps,
-        weigh_backward=weigh_backward,
+        weigh_backward=weigh_backward, sample_calls=sample_calls,
         plan=control.plan if control.settings.training().falls else None,
     )  # fmt: skip

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, PRNGKeyArray
 
 from demx.buffer import Buffer
-from demx.devices import everywhere, home
+from demx.devices import CALL, call_sizes, everywhere, home
 from demx.draws import Draws
 from demx.energy import evaluate
 from demx.estimator import Estimator
@@ -26,8 +26,6 @@ from demx.model import Precondition, ScoreModel
 from demx.noise import Noise
 from demx.sde import Grid, Rule
 from demx.types import Method, Samples, Target
-
-CHUNK = 1024  # samples drawn by one compiled call: bounds memory, compiles once
 
 
 class Parts(NamedTuple):
@@ -118,11 +116,9 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
         bad = bad | ~jnp.isfinite(log_prob)
         return x, log_prob, jnp.where(bad, -jnp.inf, log_density - log_prob), bad
 
-    def draw_weighted(key: PRNGKeyArray, model: ScoreModel, n: int, size: int):
-        """n of so many: what is not asked for costs no energy call. Beyond 200 degrees of freedom
-        log q is noisy, and weights too large on average."""
-        drawn = samples(diffusion.flow(model, probes=probes_for(space)), key, size)
-        return weigh(*(a[:n] for a in drawn))
+    def draw_weighted(key: PRNGKeyArray, model: ScoreModel, n: int):
+        """Beyond 200 degrees of freedom log q is noisy, and weights too large on average."""
+        return weigh(*samples(diffusion.flow(model, probes=probes_for(space)), key, n))
 
     def density(model: ScoreModel, xs: Array) -> Array:
         # the same points get the same probes, if there are any: a density does not change by call
@@ -132,12 +128,7 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
     each = diffusion.calls_per_sample
 
     def sizes(n: int) -> list[int]:
-        """Of the compiled calls that n samples take: as many, or more that are thrown away."""
-        # a number with many divisors, so that a large call can be cut into chunks
-        full, rest = divmod(n, CHUNK)
-        last = rest if rest <= 64 else 64 * -(-rest // 64)
-        # what costs nothing rather fills the program that is there than compiles another
-        return [CHUNK] * full + [CHUNK if full and not each else last] * (rest > 0)
+        return call_sizes(n, free=not each)
 
     def sample(key: PRNGKeyArray, state: State, n: int) -> Samples:
         model = everywhere(state.average)
@@ -154,8 +145,8 @@ def _method(parts: Parts, diffusion: Diffusion, collect, collect_calls: int) -> 
     def sample_weighted(key: PRNGKeyArray, state: State, n: int) -> Samples:
         model = everywhere(state.average)
         made = [
-            draw_weighted(jax.random.fold_in(key, i), model, min(n - start, CHUNK), min(n, CHUNK))
-            for i, start in enumerate(range(0, n, CHUNK))
+            draw_weighted(jax.random.fold_in(key, i), model, min(n - start, CALL))
+            for i, start in enumerate(range(0, n, CALL))
         ]
         x, log_prob, log_weight, bad = (jnp.concatenate(m) for m in zip(*made, strict=True))
         return Samples(x, log_weight, log_prob, energy_calls=n, bad=int(jnp.sum(bad)))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from demx.devices import chunk_rows, everywhere, home, map_chunks
+from demx.devices import call_sizes, chunk_rows, everywhere, home, map_chunks
 from demx.draws import Draws, estimate_batch
 from demx.estimator import LogSumExp
 from demx.noise import Geometric
@@ -21,7 +21,6 @@ from demx.types import Info, Method, Samples, Target
 from demx.wrappers import Clipped
 
 ROWS = 64  # samples that are carried together; estimates take as many of them as fit the cache
-CHUNK = 1024  # samples drawn by one compiled call
 
 
 class Settings(eqx.Module):
@@ -143,18 +142,20 @@ def reverse_monte_carlo(target: Target, settings: Settings) -> Method:
         return State(state.step + 1), Info()
 
     def sample(key: PRNGKeyArray, state: State, n: int) -> Samples:
-        # a number with many divisors, so that a large call can be cut into chunks
-        size = n if n <= 64 else min(CHUNK, 64 * -(-n // 64))
-        keys = everywhere([jax.random.fold_in(key, i) for i in range(-(-n // size))])
-        made = [home(draw(k, size)) for k in keys]
+        sizes = call_sizes(n)
+        keys = everywhere([jax.random.fold_in(key, i) for i in range(len(sizes))])
+        made = [home(draw(k, size)) for k, size in zip(keys, sizes, strict=True)]
         x = jnp.concatenate([m.x for m in made])
-        # what was drawn is paid for, also the end of the last chunk
         return Samples(
             x[:n],
-            energy_calls=len(x) * evaluations * settings.num_samples,
+            energy_calls=sample_calls(n),
             bad=int(jnp.sum(~jnp.isfinite(jnp.sum(x[:n].reshape(n, -1), axis=1)))),
             bad_calls=int(sum(m.bad for m in made)),
         )
 
+    def sample_calls(n: int) -> int:
+        """What was drawn is paid for, also the end of the last call."""
+        return sum(call_sizes(n)) * evaluations * settings.num_samples
+
     settings.grid.check(settings.noise)
-    return Method(init, step, sample)
+    return Method(init, step, sample, sample_calls=sample_calls)
