@@ -71,10 +71,10 @@ def test_without_a_reference_weights_tell_the_mean_energy(plane, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("plain", "k", "said"), [(1.0, 0.3, True), (1.9, 0.3, False), (1.0, 0.8, False)]
+    ("plain", "k", "said"), [(0.3, 0.3, True), (1.0, 0.3, False), (0.3, 0.8, False)]
 )
 def test_samples_whose_mean_energy_the_weights_deny_are_told(plain, k, said):
-    """Beyond 3.5 joint standard errors, √(0.1² + 0.2²) here, and only by weights one can trust."""
+    """Beyond 7 joint standard errors, √(0.1² + 0.2²) here, and only by weights one can trust."""
     metrics = {
         "energy_mean": Metric(plain, 0.1), "energy_mean_weighted": Metric(2.0, 0.2),
         "psis_k": Metric(k, 0.1), "ess": Metric(0.5, 0.1, 1.0), "log_z_is": Metric(0.0, 0.1),
@@ -82,3 +82,21 @@ def test_samples_whose_mean_energy_the_weights_deny_are_told(plain, k, said):
     }  # fmt: skip
     told = verdict.sentences(Evaluation(metrics, 10, 1, 0, 0))
     assert any("standard errors from that by the weights, 2." in s for s in told) == said
+
+
+def test_perfect_samples_are_not_accused_by_weights_of_a_density_that_is_narrow(rng):
+    """q = N(0, 0.75²)², p = N(0, 1)²: where k̂ is low the tail was missed, and the errors with it.
+
+    Of 2000 such sets 2.7 % were beyond 3.5 joint errors, none beyond 6.2.
+    """
+    told, far = 0, 0
+    for _ in range(200):
+        plain = 0.5 * np.sum(rng.normal(size=(10_000, 2)) ** 2, axis=1)
+        energies = 0.5 * np.sum((0.75 * rng.normal(size=(1000, 2))) ** 2, axis=1)
+        log_weight = energies / 0.75**2 - energies
+        by_weight = Metric(*weights.weighted_mean(log_weight, energies))
+        mean = Metric(float(plain.mean()), float(plain.std()) / 100)
+        told += bool(verdict._by_weight(mean, by_weight))
+        far += abs(mean.value - by_weight.value) > 3.5 * np.hypot(mean[1], by_weight[1])
+    print(told, far)
+    assert told == 0 < far
