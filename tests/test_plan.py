@@ -208,17 +208,46 @@ def test_the_end_is_looked_at():
     assert steps == [5, 7]
 
 
-def test_looks_are_within_the_budget():
-    looks = lambda key, state: ({"validation": 1.0}, 15)  # noqa: E731
-    trained = train(
-        telling(), seed=0, outer_steps=100, budget=Budget(energy_calls=200.0), evaluate=looks,
-        every=2,
+def looked_at(calls, known, every=2, keeper=None, cost=15):
+    """A training of 10 calls a step, with looks that take so many, in a budget of `calls`."""
+    looks = lambda key, state: ({"validation": 1.0}, cost)  # noqa: E731
+    return train(
+        telling(), seed=0, outer_steps=100, budget=Budget(energy_calls=float(calls)),
+        evaluate=looks, every=every, look_calls=cost if known else 0, keeper=keeper,
     )  # fmt: skip
-    p = trained.progress
-    assert trained.ended == "budget"
-    # two steps and a look are 35 calls; the 25 that ten steps leave are for one more, and its look
-    assert (p.energy_calls, p.evaluation_calls, p.all_calls) == (110, 90, 200)
-    assert ends(trained) == [20] * 2 + [11] * 9  # of looks nothing is known before the first
+
+
+@pytest.mark.parametrize("calls", [39, 40, 55, 193, 199, 200, 207, 210, 214])
+def test_looks_are_within_the_budget(calls):
+    for known in (True, False):
+        trained = looked_at(calls, known)
+        p, steps = trained.progress, trained.progress.step
+        assert trained.ended == "budget" and p.kept == steps
+        assert p.energy_calls == 10 * steps and p.evaluation_calls == 15 * math.ceil(steps / 2)
+        # neither more than that, nor room for another step and what it changes of the looks
+        assert p.all_calls <= calls < 10 * (steps + 1) + 15 * math.ceil((steps + 1) / 2)
+        before = 2 if not known else 0  # nothing is known of looks before the first
+        assert ends(trained)[before:] == [steps] * (steps - before)
+
+
+def test_looks_that_would_take_most_of_a_budget_are_not_made():
+    p = looked_at(65, True, cost=40).progress
+    assert (p.step, p.kept, p.evaluation_calls) == (6, 6, 0)
+    # of which nothing was known: the one that was made decides what is kept
+    p = looked_at(65, False, cost=40).progress
+    assert (p.step, p.kept, p.evaluation_calls) == (2, 2, 40)
+
+
+def test_a_run_that_a_budget_ended_between_two_looks_goes_on_as_far_as_one_at_once():
+    """It has had one look more: at the end of the first budget."""
+    keeper = Kept()
+    assert looked_at(65, True, every=20, keeper=keeper, cost=30).progress.step == 3
+    for _ in range(2):  # the second time there is nothing to do
+        later = looked_at(2030, True, every=20, keeper=keeper, cost=30)
+        at_once = looked_at(2000, True, every=20, cost=30)
+        assert later.progress.step == at_once.progress.step
+        assert later.progress.end == later.progress.step
+    assert set(ends(later)[3:]) == {later.progress.step}
 
 
 def test_a_run_with_a_budget_of_calls_that_is_interrupted_goes_on_to_the_bit(tmp_path, monkeypatch):

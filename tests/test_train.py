@@ -76,7 +76,7 @@ def test_seconds_bound_the_run():
 
 def test_divergence_keeps_the_last_good_state(tmp_path):
     store = Store(tmp_path / "run")
-    with pytest.raises(Diverged, match=r"outer loop 4.*last good state \(loop 3\).*learning_rate"):
+    with pytest.raises(Diverged, match=r"outer loop 4.*state of loop 3 is kept.*learning_rate"):
         train(counting(fail_at=4), seed=0, outer_steps=9, keeper=store)
     (state, _), header = store.load((jnp.zeros(()), jnp.zeros(())))
     assert float(state) == 3 and header["step"] == 3

@@ -91,6 +91,13 @@ def fit(
     sets = fitted.reference()
     console = Console(stderr=True, quiet=not progress)
     _say_cost(built, made, config, limit, console)
+    glance = Glance(made, built, n, sets)
+    if every and glance.calls > limit.energy_calls / 2:
+        console.print(
+            f"the samples are not looked at while training: a look takes {short(glance.calls)} "
+            "energy calls, more than half of the budget",
+            highlight=False,
+        )
     with contextlib.ExitStack() as stack:
         if store:
             stack.enter_context(store.lock())
@@ -107,8 +114,9 @@ def fit(
             budget=limit,
             spent=time.perf_counter() - begun,
             keeper=store,
-            evaluate=Glance(made, built, n, sets),
+            evaluate=glance,
             every=every,
+            look_calls=glance.calls,
             observe=line,
             checkpoint_seconds=checkpoint_seconds,
             stopping=Stopping(**config["stopping"]),

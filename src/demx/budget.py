@@ -1,10 +1,25 @@
 """What a run may take, and how many outer loops that has room for."""
 
+import bisect
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from demx.errors import UserError
+
+
+class Looks(NamedTuple):
+    """Looks at the samples of a run, after every so many steps and at its end, for `calls` each."""
+
+    every: int = 0
+    calls: int = 0
+
+    def cost(self, step: int, more: int) -> int:
+        """Energy calls of the looks of a run that is at `step` and ends after `more` steps."""
+        if not (self.every and more):
+            return 0
+        end = step + more
+        return self.calls * (-(-end // self.every) - step // self.every)
 
 
 @dataclass(frozen=True)
@@ -22,18 +37,24 @@ class Budget:
         self,
         seconds: float,
         energy_calls: int,
-        calls_per_step: float,
+        calls_per_step: int,
         pace: float | None,
         grace: float | None = None,
+        looks: Looks = Looks(),  # noqa: B008
+        step: int = 0,
     ) -> float:
         """Steps that what is left of it has room for, a whole number; ∞: no end is known.
 
         pace: seconds of a step, once it is known. grace: the share of the budget beyond which a
-        step is given up; None: one that has begun is finished.
+        step is given up; None: one that has begun is finished. looks: those of the steps to come,
+        and of the end, are paid from the same energy calls; the run is at `step`.
         """
         by_calls = by_time = math.inf
         if calls_per_step and math.isfinite(self.energy_calls):
-            by_calls = (self.energy_calls - energy_calls) // calls_per_step
+            left = self.energy_calls - energy_calls
+            most = max(0, int(left // calls_per_step))
+            cost = lambda more: more * calls_per_step + looks.cost(step, more)  # noqa: E731
+            by_calls = bisect.bisect_right(range(most + 1), left, key=cost) - 1
         if pace is not None and math.isfinite(self.seconds):
             if grace is None:
                 by_time = math.ceil((self.seconds - seconds) / max(pace, 1e-9))

@@ -36,6 +36,13 @@ class Glance:
         self.method, self.target, self.n, self.reference = method, target, n, reference
         self._measure = jax.jit(lambda xs: energies_of(target, xs))
 
+    @property
+    def calls(self) -> int:
+        """Energy calls of a look, as far as they are known before the first."""
+        drawn = 0 if self.method.sample_calls is None else self.method.sample_calls(self.n)
+        moved = 0 if self.reference else correction.calls("hmc", STEPS, self.n) + self.n
+        return drawn + self.n + moved
+
     @functools.cached_property
     def _energies(self) -> np.ndarray:
         return batched_energies(self.target, self.reference.validation)

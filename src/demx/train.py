@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 from jaxtyping import PRNGKeyArray
 
-from demx.budget import Budget
+from demx.budget import Budget, Looks
 from demx.errors import Diverged, GivenUp, UserError
 from demx.interruption import GRACE, Inside, Overtime, Stoppable, stop_requested
 from demx.types import Method
@@ -26,7 +26,7 @@ class Progress:
     in their midst, not among energy_calls: those are the same however often a run was interrupted.
     due: what the last step told, while the look at its samples is still to be made. pace: seconds
     of a step, a mean over the latest. end: the step that the run will end with, as far as is known.
-    last: that of a run that has converged."""
+    last: that of a run that has converged. look_calls: the most that a look has taken."""
 
     step: int = 0
     energy_calls: int = 0
@@ -39,6 +39,7 @@ class Progress:
     pace: float | None = None
     end: int = 0
     last: int | None = None
+    look_calls: int = 0
 
     @property
     def all_calls(self) -> int:
@@ -87,6 +88,7 @@ def train(
     keeper: Keeper | None = None,
     evaluate: Callable[[Any, Any], tuple[dict[str, float], int]] | None = None,
     every: int = 0,
+    look_calls: int = 0,
     observe: Callable[[Progress, dict[str, Any]], None] = lambda progress, metrics: None,
     checkpoint_seconds: float = 15.0,
     stopping: Stopping = Stopping(),  # noqa: B008
@@ -98,7 +100,9 @@ def train(
     All randomness is a function of (seed, step), so an interrupted run goes on exactly as if it had
     not been. `evaluate(key, state)` gives metrics and the energy calls they cost; the metric
     `validation`, if there is one, decides which state is kept, of those that were looked at, and,
-    with `stopping`, when to end.
+    with `stopping`, when to end. look_calls: what they cost, as far as it is known before the
+    first. Of a budget of energy calls those of the looks to come are kept back, also of the end's;
+    but there are none if the first would take more than half of it.
     spent: seconds of the budget that went by before, of a run that begins here.
     Before every step the method is told after which the run is to end (`Method.plan`): the last,
     or what the budget has room for (of time: by the pace so far, once a step has shown it that
@@ -131,12 +135,16 @@ def train(
                 keeper.save((state, kept), asdict(progress) | {"ended": why})
                 saved = progress, why
 
+        def looks() -> Looks:
+            too_dear = not progress.look_calls and look_calls > budget.energy_calls / 2
+            if evaluate is None or too_dear:
+                return Looks()
+            return Looks(every, progress.look_calls or look_calls)
+
         def room() -> float:
-            looked_at = progress.step // every * every if every else 0
-            looks = progress.evaluation_calls / max(1, looked_at)  # those to come cost as much
             return budget.room(
-                progress.seconds, progress.all_calls, method.calls_per_step + looks, progress.pace,
-                None if isinstance(energy, Inside) else GRACE,
+                progress.seconds, progress.all_calls, method.calls_per_step, progress.pace,
+                None if isinstance(energy, Inside) else GRACE, looks(), progress.step,
             )  # fmt: skip
 
         def end() -> int:
@@ -164,7 +172,7 @@ def train(
                 try:
                     with energy.stopping(clock.over):
                         key = jax.random.fold_in(key_step, progress.step)
-                        state, told = _step(method, key, state, progress.step)
+                        state, told = _step(method, key, state, progress)
                 except (Diverged, UserError):  # of the energy: what is there is not lost
                     save()
                     raise
@@ -191,8 +199,8 @@ def train(
                     pace=pace,
                 )
             metrics = {"step": progress.step, "energy_calls": progress.energy_calls, **progress.due}
-            looked = False
-            if evaluate and every and (progress.step % every == 0 or progress.step >= end()):
+            looked, often = False, looks().every
+            if often and (progress.step % often == 0 or progress.step >= end()):
                 save(after=checkpoint_seconds)
                 begun = energy.points
                 try:
@@ -207,7 +215,11 @@ def train(
                     progress, why = replace(progress, given_up_calls=given_up), "interrupted"
                     break
                 metrics["evaluation"] = values
-                progress = replace(progress, evaluation_calls=progress.evaluation_calls + calls)
+                progress = replace(
+                    progress,
+                    evaluation_calls=progress.evaluation_calls + calls,
+                    look_calls=max(progress.look_calls, calls),
+                )
                 if "validation" in values:
                     watch, looked = progress.watch.look(values["validation"]), True
                     progress = replace(progress, watch=watch)
@@ -243,17 +255,17 @@ def _begin(method: Method, key: PRNGKeyArray, clock: Overtime) -> tuple[Any, flo
 
 
 def _step(
-    method: Method, key: PRNGKeyArray, state: Any, number: int
+    method: Method, key: PRNGKeyArray, state: Any, progress: Progress
 ) -> tuple[Any, dict[str, float | int]]:
-    """The state after one more step than `number`, and what the step told."""
+    """The state after one more step, and what the step told."""
     new, info = method.step(key, state)
     told = {k: v.item() for k, v in info._asdict().items() if v is not None}
     skipped = told.get("skipped", 0.0)
     if not math.isfinite(told.get("loss", 0.0)) or skipped > 0.5:
         raise Diverged(
-            f"training diverged in outer loop {number + 1}: {100 * skipped:.0f} % of the updates "
-            f"were not finite ({told.get('bad', 0)} bad energies). The last good state (loop "
-            f"{number}) is kept. Try a lower learning_rate and a tighter clip of "
+            f"training diverged in outer loop {progress.step + 1}: {100 * skipped:.0f} % of the "
+            f"updates were not finite ({told.get('bad', 0)} bad energies). The state of loop "
+            f"{progress.kept} is kept. Try a lower learning_rate and a tighter clip of "
             "the score: of idem and pdem clip.max_norm=100, or a larger noise.sigma_min; of pis, "
             "dds and dis sampler.loss=log_huber, with a smaller sampler.score_clip."
         )
