@@ -38,7 +38,7 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
         for row in rows:
             metric = row.evaluation.get("metrics", {}).get(name)
             text = with_error(metric["value"], metric["standard_error"]) if metric else ""
-            if metric and metric["verdict"] == "at the floor":
+            if metric and metric["verdict"] in verdict.GOOD:
                 text += " *"
             line.append(text)
             if metric and metric["floor"] is not None:
@@ -75,8 +75,8 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 NOTE = (
-    "* at the floor: within two standard errors of what two reference sets get. Seconds are of the "
-    "whole training process, compilation included."
+    "* cannot be told from perfect samples: within two standard errors of what two reference sets "
+    "get. Seconds are of the whole training process, compilation included."
 )
 
 
