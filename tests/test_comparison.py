@@ -40,8 +40,10 @@ def test_the_best_is_named_first():
     """By the share of metrics at the floor, then by the fewest calls; a failure has no place."""
 
     def row(method, words, calls):
-        metrics = {str(i): {"verdict": word} for i, word in enumerate(words)}
-        told = {"metrics": metrics, "energy_calls": calls, "evaluation_energy_calls": 0}
+        number = {"value": 1.0, "standard_error": 0.1, "floor": None}
+        metrics = {str(i): number | {"verdict": word} for i, word in enumerate(words)}
+        told = {"metrics": metrics, "energy_calls": calls, "evaluation_energy_calls": 0,
+                "bad_samples": 0}  # fmt: skip
         return comparison.Row(method, told, 1.0, 1.0, None)
 
     rows = [
@@ -50,6 +52,8 @@ def test_the_best_is_named_first():
         row("cheap", ["as reference", "all"], 1000),
         comparison.Row("lost", {}, 1.0, 1.0, None, "killed"),
     ]
+    _, lines = page.cells([row("marked", ["as reference", "above", "at the floor", "all"], 1)])
+    assert [line[2].endswith("*") for line in lines[:4]] == [True, False, True, True]
     said = page.summary(rows)
     assert said.endswith(
         ": cheap 2 of 2, 1k energy calls; dear 2 of 2, 2M energy calls; poor 1 of 2, "

@@ -75,8 +75,8 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 NOTE = (
-    "* cannot be told from perfect samples: within two standard errors of what two reference sets "
-    "get. Seconds are of the whole training process, compilation included."
+    "* at the floor, or as the reference: within two standard errors of what perfect samples get. "
+    "Seconds are of the whole training process, compilation included."
 )
 
 
