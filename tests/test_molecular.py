@@ -7,6 +7,7 @@ import ase.io
 import jax
 import jax.numpy as jnp
 import numpy as np
+import openmm
 import pytest
 
 import demx
@@ -28,7 +29,7 @@ def all_devices_again(monkeypatch):
 
 @pytest.fixture
 def mm():
-    return pytest.importorskip("openmm", reason="OpenMM (88 MB) is not among the tested extras")
+    return openmm
 
 
 @pytest.fixture
