@@ -2,10 +2,8 @@
 
 import dataclasses
 import functools
-import io
 import re
 import shlex
-import sys
 import types
 from pathlib import Path
 
@@ -14,19 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from rich.console import Console
-from scipy import stats
 
 import demx
 from cases import asymmetric
 from demx import cli, config, resolve
-from demx.budget import Budget
-from demx.display import with_error
 from demx.drawing import Drawing
 from demx.errors import UserError
-from demx.evaluate.profile import bins_over, profile
 from demx.fitted import Fitted
-from demx.progress import ProgressLine
 from demx.report import document, figures, html, sections, tables
 from demx.report.plots import Plot
 from demx.report.shown import Cloud, Shown
@@ -175,109 +167,6 @@ def test_weighted_samples_are_shown_by_their_weights():
     assert abs(share - 0.75) < 0.03
 
 
-def test_modes_of_weighted_islands_are_not_accused(seed):
-    """Of shares that are exact up to chance, |z| > 2 in 4.6 %: of 40 modes in 40 sets 73 ± 9 (the
-    shares of one set hardly depend on each other). By errors of as many independent samples as
-    there are rows it would be two of five, and shares without the weights would be wrong.
-    """
-    print("seed", seed)
-    target, rng = resolve.resolve("gmm40", settings=TINY)[0], np.random.default_rng(seed)
-    fitted = types.SimpleNamespace(target=target)
-    far, rows = 0, 800  # 200 samples, four times each, in 16 islands
-    island = np.arange(rows) // 50
-    for i in range(40):
-        x = np.asarray(target.sample(jax.random.key(100 * seed + i), 4 * rows))
-        kept = rng.random(len(x)) < np.where(x[:, 0] > 0, 0.25, 1.0)  # drawn from another law
-        x, weight = x[kept][: rows // 4], np.where(x[kept][: rows // 4, 0] > 0, 4.0, 1.0)
-        x, weight = np.repeat(x, 4, axis=0), np.repeat(weight, 4)  # an island has copies
-        cloud = Cloud(x, np.zeros(rows), np.log(weight), island)
-        page = sections.modes(Shown(fitted, None, cloud, cloud, None, 0, 0))
-        far += int(re.search(r"(\d+) are more than two standard errors", page)[1])
-    assert "800 samples, by their weights, nearest to each of 40" in page
-    assert far < 0.0455 * 1600 + 4 * (0.0455 * 1600) ** 0.5
-    # a mode is missed by weights of zero
-    near = np.linalg.norm(x[:, None] - np.asarray(target.modes), axis=2).argmin(axis=1)
-    cloud = cloud._replace(log_weight=np.where(near == near[0], -np.inf, 0.0))
-    page = sections.modes(Shown(fitted, None, cloud, cloud, None, 0, 0))
-    assert int(re.search(r"(\d+) modes have no sample", page)[1]) == 41 - len(np.unique(near))
-    # and of one chain nothing can be said
-    page = sections.modes(Shown(fitted, None, cloud._replace(island=0 * island), cloud, None, 0, 0))
-    assert "without standard errors: all samples depend" in page and "nan" not in page.lower()
-
-
-def test_free_energy_of_a_normal(seed, rng):
-    """F = x²/2 + log √2π, within 4 standard errors; these are √((1-p)/np) of a bin of mass p."""
-    print("seed", seed)
-    n = 20_000
-    x = rng.normal(size=n)
-    edges = bins_over(x)
-    assert edges[0] < -2.5 and edges[-1] > 2.5 and len(edges) == 41
-    found = profile(x, edges)
-    exact = 0.5 * found.centres**2 + 0.5 * np.log(2 * np.pi)
-    # the bins have a width h: the mean density of a bin is off by about h²/24 F''
-    h = edges[1] - edges[0]
-    assert (np.abs(found.free_energy - exact) < 4 * found.standard_error + h**2 / 4).all()
-    p = np.exp(-found.free_energy) * h
-    np.testing.assert_allclose(found.standard_error, np.sqrt((1 - p) / (n * p)), rtol=0.35)
-    tilted = profile(x, edges, x)  # exp(x) tilts it to a normal about 1
-    exact = 0.5 * (found.centres - 1) ** 2 + 0.5 * np.log(2 * np.pi)
-    middle = np.abs(found.centres) < 2
-    error = 4 * tilted.standard_error + h**2 / 4
-    assert (np.abs(tilted.free_energy - exact) < error)[middle].all()
-    with pytest.raises(ValueError, match="all values are the same"):
-        bins_over(np.ones(10))
-
-
-def test_errors_of_a_profile_know_islands(rng):
-    x = np.repeat(rng.normal(size=200), 25)
-    edges = np.linspace(-2, 2, 5)
-    plain, grouped = profile(x, edges), profile(x, edges, None, np.repeat(np.arange(200), 25))
-    np.testing.assert_allclose(grouped.standard_error / plain.standard_error, 5, rtol=0.5)
-
-
-def test_errors_of_a_profile_cover_with_few_chains(seed, rng):
-    """Four slow chains, each about a centre of its own: two errors cover as two of a normal do,
-    95.4 %, by Student's t of a share; of its logarithm within what 400 sets tell, 4σ. Three chains
-    are the fewest that have an error."""
-    print("seed", seed)
-    edges, chains = np.linspace(-2, 2, 9), 4
-    exact = -np.log(np.diff(stats.norm.cdf(edges)) / np.diff(edges))
-    island, covered = np.repeat(np.arange(chains), 200), []
-    for _ in range(400):
-        centre = 0.3 * rng.normal(size=(chains, 1))
-        x = (centre + 0.91**0.5 * rng.normal(size=(chains, 200))).ravel()
-        found = profile(x, edges, None, island)
-        covered.append((abs(found.free_energy - exact) < 2 * found.standard_error).mean())
-    assert abs(np.mean(covered) - 0.954) < 4 * np.std(covered) / len(covered) ** 0.5
-    x[(x > 1.5) & (island > 1)] = 0.0  # the last bin: two chains have samples in it
-    found = profile(x, edges, None, island)
-    assert np.isfinite(found.free_energy[-1]) and np.isnan(found.standard_error[-1])
-    assert np.isfinite(found.standard_error[:-1]).all()
-    assert np.isnan(profile(x, edges, None, 0 * island).standard_error).all()
-
-
-def test_a_band_is_drawn_where_there_are_errors_and_the_caption_says_so(rng):
-    """Not one of width 0 where nothing is known."""
-    x = rng.normal(size=(4000, 2)).astype(np.float32)
-    x[(np.arange(4000) % 4 > 1) & (x[:, 0] > 1), 0] = 0.0  # there are two of four chains
-    hill = FunctionTarget(lambda x: 0.5 * jnp.sum(x * x), Euclidean(2))
-    fitted = types.SimpleNamespace(target=hill)
-    for chains, told in (
-        (None, "with two standard errors."),
-        (4, "with two standard errors, but for bins where fewer than three chains or swarms have"),
-        (1, "without standard errors, which take three chains or swarms"),
-    ):
-        island = None if chains is None else np.arange(4000) % chains
-        cloud = Cloud(x, np.zeros(4000), None, island)
-        shown = Shown(fitted, None, cloud, cloud, None, 0, 0)
-        assert f"-log of the density of x0, {told}" in sections.free_energy(shown, None)
-        axes = figures.free_energy(Figure().add_subplot(), *sections.profiles(shown, None))
-        band = [path.vertices[:, 0].max() for path in axes.collections[0].get_paths()]
-        assert bool(band) == (chains != 1)
-        if chains == 4:
-            assert max(band) < 1.1 < axes.lines[0].get_xdata().max()
-
-
 def test_plots_are_axes(plane, cluster):
     import matplotlib
     import matplotlib.pyplot as plt
@@ -371,50 +260,6 @@ def test_small_tables(plane):
     # also of what is being traced, where there are no numbers yet
     jax.jit(lambda s: repr(s) and s.x)(drawn._replace(bad=0))
     assert demx.Samples is Samples
-
-
-@pytest.mark.parametrize("value, error, wanted", [
-    (4.531, 0.08, "4.53 ± 0.08"), (1.0, 4e-17, "1"), (-326.41235, 2e-5, "-326.4"),
-    (-326.41235, 4e-5, "-326.41235 ± 0.00004"), (0.0, 1e-9, "0.0000000000 ± 0.0000000010"),
-])  # fmt: skip
-def test_what_rounding_makes_is_no_error(value, error, wanted):
-    """Below the 10⁻⁷ of single precision; of 0 nothing is rounded."""
-    assert with_error(value, error) == wanted
-
-
-def test_a_line_of_progress_is_one_line_of_a_file():
-    text = io.StringIO()
-    console = Console(file=text, width=80)
-    with ProgressLine(10**6, Budget(), 5, console, lambda: 5000) as line:
-        metrics = {
-            "loss": 2.5,
-            "clipped": 0.125,
-            "bad": 3,
-            "evaluation": dict.fromkeys("abcdef", 1),
-        }
-        line(Progress(step=10**5, energy_calls=10**9, seconds=1e5), metrics)
-    (said,) = text.getvalue().splitlines()
-    assert len(said) > 80 and said.startswith("loop 100000/") and said.endswith("f 1")
-
-
-def test_progress_in_a_notebook(monkeypatch):
-    """One cell that is written again and again, with IPython alone."""
-    shown = []
-
-    class Handle:
-        def update(self, what):
-            shown.append(what)
-
-    module = types.ModuleType("IPython.display")
-    module.HTML, module.display = str, lambda what, display_id: Handle()
-    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
-    monkeypatch.setitem(sys.modules, "IPython.display", module)
-    console = Console(force_jupyter=True)
-    with ProgressLine(10, Budget(), 5, console) as line:
-        line(Progress(step=1, energy_calls=5, seconds=1.0), {"loss": 2.5})
-        line(Progress(step=2, energy_calls=10, seconds=2.0), {"loss": 1.5})
-    assert "compiling" in shown[0] and "<td>1.5</td>" in shown[-1]
-    assert [entry["loss"] for entry in line.history] == [2.5, 1.5]
 
 
 def test_the_view_is_small_and_in_order(rng):
