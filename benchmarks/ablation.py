@@ -23,6 +23,11 @@ CONDITIONAL = (
     'estimator.wrap=["conditional"]',
     "draws.num_samples=64",
 )
+# one gradient, at the end that made x_t, as in adjoint matching (arXiv 2504.11713)
+ALONE = (
+    "walk=none", "estimator.kind=log_sum_exp", 'estimator.wrap=["conditional"]',
+    "draws.num_samples=1", "draws.antithetic=false",
+)  # fmt: skip
 PLAIN = (
     "walk=none", "moves=none", "strays=none", "estimator.kind=log_sum_exp",
     "estimator.wrap=[]", "draws.num_samples=512",
@@ -42,6 +47,12 @@ VARIANTS = {
     "the same with Richardson": (*PLAIN, 'estimator.wrap=["richardson"]'),
     "the same with a clip of 20": (*PLAIN, "clip.max_norm=20.0", "clip.max_sigmas=inf"),
     "and Adam, EGNN, not preconditioned": PAPER,
+    "no walk: the gradient at x_0 alone": ALONE,
+    "no walk: x_0 alone, mix": (
+        *ALONE,
+        "estimator.kind=mixed",
+        "estimator.local_variance=0.0059",
+    ),
 }
 # no time for a schedule to end: the same rate throughout, and the moving average
 COMMON = ("training.schedule=constant",)
