@@ -33,7 +33,7 @@ def main(n=2000, **options):
     sampler = demx.fit(posterior(), **{"method": "smc"} | options)
     print(sampler.sample_to("draws.nc", n))
     # both means are nearly the same: each component is either one
-    print(az.summary(az.from_netcdf("draws.nc")))
+    print(az.summary(az.from_netcdf("draws.nc")).to_string())
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from demx.resolve import _affordable_sections, named_target
 from demx.sde import Grid, Midpoint, reverse
 from demx.space import Euclidean, MeanFree
 from demx.space import normal as gaussian
-from demx.targets.function import CHECKED, FunctionTarget
+from demx.targets.function import CALLS, FunctionTarget
 
 ONE_LOOK = 64 * (100 + 1 + 1 + 40 * 4)  # descent, slopes, start of the moves, moves
 TIMED = 3 * BATCH  # what a call takes
@@ -30,7 +30,7 @@ def test_a_probe_finds_the_width_of_modes_and_is_counted():
     # 64 points: the median of χ²_3/3 has a relative error of about 0.1; two digits are kept
     median = (1 - 2 / 27) ** 3
     assert full["estimator"]["local_variance"] == pytest.approx(0.09 / median, rel=0.45)
-    assert full["probe_calls"] == ONE_LOOK + CHECKED + resolve.FINGERPRINT + TIMED
+    assert full["probe_calls"] == ONE_LOOK + CALLS + resolve.FINGERPRINT + TIMED
     made = config.build_method("idem", built, full)
     assert made.calls_at_init == full["probe_calls"]
     plain = {"estimator": {"kind": "log_sum_exp"}}

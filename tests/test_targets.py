@@ -176,7 +176,9 @@ def test_bad_points_are_marked_and_weightless():
     [
         (lambda x: x, r"expected a scalar for one x of shape \(3,\), got shape \(3,\)"),
         (lambda x: jnp.sum(x) * jnp.nan, "expected finite values"),
-        (lambda x: float(x[0]), "could not be traced"),
+        (lambda x: float(x[0]), "could not be traced .*wrap it with demx.targets.black_box"),
+        (lambda x: jnp.summ(x), r"could not be traced .* in line \d+: module.*; mend it, or name"),
+        (lambda x: x[0] ** 2 + x[3] ** 2, r"what one x of shape \(3,\) has not \(IndexError in l"),
         (lambda x: jnp.argmax(x), "floating-point"),
         # seven points of eight have a coordinate below 0
         (lambda x: jnp.sum(jnp.log(x)), r"2[12]\d of 256 .*take a variable that is not"),

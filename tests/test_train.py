@@ -254,7 +254,7 @@ def test_another_energy_of_the_same_name_is_refused(tmp_path):
     demx.fit(bowl, dim=2, **options)
     changed = lambda x: 2 * jnp.sum(x**2)  # noqa: E731
     changed.__name__ = "bowl"
-    with pytest.raises(UserError, match=r"another configuration \(its energy was another"):
+    with pytest.raises(UserError, match=r"another configuration \(the energy was another"):
         demx.fit(changed, dim=2, **options)
     with pytest.raises(UserError, match="a run of an energy given in Python"):
         api.load(tmp_path)

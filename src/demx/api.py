@@ -176,14 +176,16 @@ def _say_cost(
     if calls <= config.get("loop_calls", math.inf):
         return
     seconds = budget.seconds if budget != Budget() else PATIENCE
-    loops = min(seconds / (calls * target.seconds_per_point), budget.energy_calls / calls)
+    left = max(0.0, budget.energy_calls - method.calls_at_init)
+    loops = min(seconds / (calls * target.seconds_per_point), left / calls)
     needed = min(LOOPS, method.outer_steps)
     if loops >= needed:  # the sizes leave some room
         return
     where = "the budget" if budget != Budget() else duration(PATIENCE)
     learns = configuration.method_entry(config["method"]).network
+    short_of = "an energy this slow" if math.isinf(budget.energy_calls) else "so few calls"
     advice = (
-        "for an energy this slow a classical method (method hmc: --method hmc) is the right one"
+        f"for {short_of} a classical method (method hmc: --method hmc) is the right one"
         if learns
         else "what it cannot reach within the budget, it does not sample"
     )

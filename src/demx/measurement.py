@@ -18,6 +18,10 @@ from demx.targets.first_look import warn_of_rounding
 from demx.types import Target
 
 BATCH = 1024  # points, of which a call is timed
+WITHOUT = (
+    "less to look at: a scale (--scale) is found by one look around instead of several, and chains "
+    "that begin at known points (--method hmc --warm-start FILE) need none"
+)
 KEPT = ("local_variance", "spread", "energy_calls")  # of a probe, in a configuration
 
 
@@ -39,11 +43,22 @@ def as_kept(seen: Probe) -> dict[str, Any]:
     return {name: getattr(seen, name) for name in KEPT}
 
 
-def measure(target: Target, scale: float | None, until: float, quiet: bool) -> Probe:
-    """A probe that ends by `until`, of `time.perf_counter`, or not at all."""
+def measure(target: Target, scale: float | None, until: float, most: float, quiet: bool) -> Probe:
+    """A probe that ends by `until`, of `time.perf_counter`, with `most` energy calls, or not at
+    all."""
     calls, least = least_calls(scale), scale is None
+
+    def over(calls: int) -> bool:
+        if calls > most:
+            raise UserError(
+                f"budget: a probe of this energy takes {'at least ' * least}{calls:,} calls, and "
+                f"{most:,.0f} are left; a larger budget is needed, or {WITHOUT}"
+            )
+        return time.perf_counter() >= until
+
     with in_time(target, "probe of the energy", until, calls, least=least, quiet=quiet):
-        seen = probe(target, scale, lambda: time.perf_counter() >= until)
+        over(calls)
+        seen = probe(target, scale, over)
     if isinstance(target, BlackBox):
         warn_of_rounding(target, seen.energy)
     return seen
@@ -80,7 +95,5 @@ def in_time(
     except GivenUp:
         raise UserError(
             f"budget: it was over after {duration(time.perf_counter() - begun)} of the {what}, "
-            "before anything was trained; a larger budget is needed, or less to look at: a scale "
-            "(--scale) is found by one look around instead of several, and chains that begin at "
-            "known points (--method hmc --warm-start FILE) need none"
+            f"before anything was trained; a larger budget is needed, or {WITHOUT}"
         ) from None

@@ -73,17 +73,17 @@ def _calls_of_a_look() -> int:
 
 
 def probe(
-    target: Target, scale: float | None = None, over: Callable[[], bool] = lambda: False
+    target: Target, scale: float | None = None, over: Callable[[int], bool] = lambda calls: False
 ) -> Probe:
     """Look around with points spread like `scale`; None: find out how widely to spread them.
 
-    over: asked between looks; True: give up.
+    over: asked before a look, with the energy calls there will have been after it; True: give up.
     """
     key, looks = jax.random.key(0), 0
 
     def look(width: float) -> tuple[float, float, float]:
         nonlocal looks
-        if looks and over():
+        if looks and over((looks + 1) * _calls_of_a_look()):
             raise GivenUp("probe: given up")
         looks += 1
         found = _look(jax.random.fold_in(key, looks), target, jnp.asarray(width, float))

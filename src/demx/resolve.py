@@ -25,7 +25,7 @@ from demx.source import Source
 from demx.space import named, normal, space_of
 from demx.targets.black_box import BlackBox
 from demx.targets.first_look import first_look, near, warn_of_rounding
-from demx.targets.function import CHECKED, FunctionTarget, check_energy, check_shape
+from demx.targets.function import CALLS, FunctionTarget, check_energy, check_shape
 from demx.types import Target
 
 
@@ -88,7 +88,7 @@ def open_target(
     except (TypeError, ValueError) as error:
         raise UserError(f"{source}: {error}" if source else str(error)) from error
     name = source.title if source else getattr(target, "__name__", "energy")
-    calls = CHECKED if look else 0
+    calls = CALLS if look else 0
     return Opened(name, FunctionTarget(target, space), calls, source, named(space))
 
 
@@ -168,7 +168,7 @@ def resolve(
     if not preset:
         seen = kept(before)
         if seen is None:
-            seen = measure(built, scale, until, quiet)
+            seen = measure(built, scale, until, budget.energy_calls - calls, quiet)
             calls += seen.energy_calls
         if before is None or "probe" in before:  # an older run does not name it
             head["probe"] = as_kept(seen)
@@ -185,7 +185,7 @@ def resolve(
             if math.isinf(budget.energy_calls):  # else no clock is needed
                 each, asked = seconds_per_call(built, seen.spread if by_recipe else 1.0)
                 calls += asked
-            room = affordable(budget.seconds, budget.energy_calls, each or 1.0)
+            room = affordable(budget.seconds, budget.energy_calls - calls, each or 1.0)
             if each and not isinstance(built, BlackBox):
                 whole = configuration.build_method(method, built, full).calls_per_step
                 room = None if whole <= SLACK * room else room

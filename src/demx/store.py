@@ -178,10 +178,11 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _first_difference(a: Any, b: Any, path: str = "") -> str:
     if isinstance(a, dict) and isinstance(b, dict):
-        first = [key for key in ("target", "fingerprint", "method", "seed") if key in a or key in b]
+        first = ("target", "dim", "particles", "species", "scale", "fingerprint", "method", "seed")
+        first = [key for key in first if key in a or key in b]
         for key in [*first, *sorted({*a, *b})]:
             if key == "fingerprint" and a.get(key) != b.get(key):
-                return "its energy was another: the function or its file has changed since"
+                return "the energy was another: the function or its file has changed since"
             if a.get(key) != b.get(key):
                 return _first_difference(a.get(key), b.get(key), f"{path}.{key}".lstrip("."))
     return f"{path}: there {a!r}, now {b!r}"

@@ -148,6 +148,7 @@ def sample(
         chunk: how many are in memory at once; the samples are the same whatever it is.
     """
     from demx import api
+    from demx.display import with_error
     from demx.resolve import opening_calls
 
     how = correction(correct, correct_steps)
@@ -163,11 +164,9 @@ def sample(
     if written.acceptance is not None:
         print(f"acceptance of the moves {written.acceptance:.2f}")
     if (z := written.log_z) is not None:
-        share = "" if z.ess is None else f", effective share of the weights {z.ess:.3g}"
-        print(
-            f"log Z = {z.value:.4g} ± {z.standard_error:.2g}{share}, "
-            f"{z.bad} without a finite density"
-        )
+        print(f"log Z = {with_error(z.value, z.standard_error)}")
+        if z.of_weights:
+            print(f"{z.of_weights}; {z.bad} without a finite density")
         if zero := getattr(fitted.target, "zero", 0.0):
             print(f"energies are counted from {zero:.9g} kT: of the energy itself log Z = "
                   f"{z.value - zero:.9g}")  # fmt: skip

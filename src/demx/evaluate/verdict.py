@@ -3,9 +3,8 @@
 import numpy as np
 
 from demx.evaluate.evaluation import Evaluation, Metric
+from demx.evaluate.weights import RELIABLE_K
 
-# Vehtari et al. (2024): beyond it the mean of the weights converges too slowly to be believed
-RELIABLE_K = 0.7
 SLIGHT = 3.5  # standard errors
 # of a weighted mean: where q is a little too narrow and its draws missed the tail, they are too
 # small, and perfect samples are 3.5 of them off in a few cases of a hundred (tests/test_trial.py)
@@ -136,8 +135,8 @@ def _chains(found: Evaluation) -> list[str]:
     if word == "nearly agree":
         return [f"{told}, and {worth}: means are rough. More samples help, and {LONGER}."]
     return [
-        f"{told}: they are not at equilibrium yet, or sit in different basins. With the first "
-        f"{LONGER}; with the second method tempering helps."
+        f"{told}: they are not at equilibrium yet ({LONGER}), or sit in different basins (--method "
+        "tempering helps)."
     ]
 
 
@@ -173,8 +172,8 @@ def _by_weight(plain: Metric, weighted: Metric) -> list[str]:
     return [
         f"Samples and weights disagree: the mean energy of the samples, {plain.value:.4g}, is "
         f"{gap / joint:.0f} standard errors from that by the weights, {weighted.value:.4g}. "
-        "Weighted samples (--weights) are nearer to p unless q misses some of its mass; longer "
-        "training brings both together."
+        "Weighted samples (--weights) are nearer to p, and --correct smc is where q misses some of "
+        "its mass; longer training, or better estimates of the score, bring both together."
     ]
 
 
@@ -182,7 +181,9 @@ def _weights(found: Evaluation) -> list[str]:
     if "psis_k" not in found.metrics:
         return []
     k, share = found.metrics["psis_k"].value, found.metrics["ess"].value
-    said, known = [], found.metrics["log_z_is"]
+    said, known, disputed = [], found.metrics["log_z_is"], []
+    if k < RELIABLE_K and "energy_mean_weighted" in found.metrics:
+        disputed = _by_weight(found.metrics["energy_mean"], found.metrics["energy_mean_weighted"])
     if k < RELIABLE_K and known.gap is not None and abs(known.gap) >= SLIGHT:
         said.append(
             f"k̂ = {k:.2f} is small, yet log Z is {abs(known.gap):.0f} standard errors from its "
@@ -197,10 +198,13 @@ def _weights(found: Evaluation) -> list[str]:
         said.append(
             f"The weights hold (k̂ = {k:.2f}) but rest on {100 * share:.1f} % of the samples."
         )
+    elif disputed:
+        said.append(
+            f"{disputed[0]} k̂ = {k:.2f} and an ESS of {share:.2f} speak for the weights, as far as "
+            f"{found.metrics['ess'].n} of them can."
+        )
     else:
         said.append(f"The importance weights can be trusted (k̂ = {k:.2f}, ESS {share:.2f}).")
-    if k < RELIABLE_K and "energy_mean_weighted" in found.metrics:
-        said += _by_weight(found.metrics["energy_mean"], found.metrics["energy_mean_weighted"])
     if "log_z_upper" in found.metrics:
         upper, lower = found.metrics["log_z_upper"], found.metrics["log_z_lower"]
         said.append(f"The bounds on log Z are {upper.value - lower.value:.3g} nats apart.")

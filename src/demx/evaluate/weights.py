@@ -11,6 +11,10 @@ from jaxtyping import ArrayLike
 
 from demx.evaluate.summary import student
 
+# Vehtari et al. (2024): beyond it the mean of the weights converges too slowly to be believed
+RELIABLE_K = 0.7
+FEWEST_FOR_K = 21  # weights that have a tail
+
 
 class Estimate(NamedTuple):
     """A value and its standard error (NaN where an infinite value has none)."""
@@ -101,7 +105,7 @@ def psis_k(log_weight: np.ndarray) -> Estimate:
     error (1 + k)/√M, that of maximum likelihood. Weights under e⁻⁷⁰⁸ of the largest are zero.
     With fewer than 5 in the tail k̂ = ∞; if the largest M + 1 are all equal, -∞.
     """
-    ordered = np.sort(_checked(log_weight, "psis_k", at_least=21))
+    ordered = np.sort(_checked(log_weight, "psis_k", at_least=FEWEST_FOR_K))
     if np.isneginf(ordered[-1]):
         raise ValueError("psis_k: all weights are zero")
     ordered -= ordered[-1]

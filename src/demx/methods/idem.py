@@ -52,7 +52,7 @@ class Parts(NamedTuple):
 
 
 def idem(target: Target, parts: Parts) -> Method:
-    """The outer loop fills the buffer with samples of the current model (paper, algorithm 1)."""
+    """A diffusion sampler learned from energies, on its own samples (paper, algorithm 1)."""
     diffusion = _diffusion(target, parts)
     new = parts.training.new_samples
 
@@ -63,7 +63,7 @@ def idem(target: Target, parts: Parts) -> Method:
 
 
 def pdem(target: Target, parts: Parts) -> Method:
-    """The buffer is filled from the prior p_1: no simulation while training (paper, §4)."""
+    """iDEM on samples of the prior p_1: no simulation while training (paper, §4)."""
     diffusion = _diffusion(target, parts)
 
     def collect(key, model):

@@ -39,8 +39,9 @@ class Written(NamedTuple):
         if self.acceptance is not None:
             found.append(["acceptance", f"{self.acceptance:.2f}"])
         if (z := self.log_z) is not None:
-            share = "" if z.ess is None else f", effective share {z.ess:.3g}"
-            found.append(["log Z", with_error(z.value, z.standard_error) + share])
+            found.append(["log Z", with_error(z.value, z.standard_error)])
+            if z.of_weights:
+                found.append(["weights", z.of_weights])
         if self.no_log_z:
             found.append(["no log Z", self.no_log_z])
         if self.told:

@@ -61,7 +61,11 @@ def _line(name: str, values: np.ndarray, log_weight, island) -> list[str]:
 
 def _of_weights(log_weight: np.ndarray | None, island: np.ndarray | None) -> dict[str, Any]:
     """What the weights say of themselves; too few of them say nothing."""
-    if log_weight is None or len(log_weight) < 21 or not np.isfinite(log_weight).any():
+    if (
+        log_weight is None
+        or len(log_weight) < weights.FEWEST_FOR_K
+        or not np.isfinite(log_weight).any()
+    ):
         return {}
     log_z = weights.log_z_is(log_weight, island)
     return {

@@ -1,17 +1,20 @@
 """Any JAX function as a target."""
 
+import traceback
 import warnings
 from collections.abc import Callable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from demx.space import MeanFree, Space, image, normal
 
 IMAGES = 16
 CHECKED = 256  # points where an energy and its gradient are looked at before anything is trained
+CALLS = CHECKED + 1  # of an energy before anything is trained
 TOLERATED = 0.5  # share of them without a number at which an energy is not trained on
 
 
@@ -31,11 +34,15 @@ def check_shape(energy: Callable[[Array], Array], space: Space) -> None:
     try:
         out = jax.eval_shape(energy, x)
     except Exception as error:
+        mend = "mend it, or name the shape it is written for (dim, particles; --dim, --shape)"
+        if isinstance(error, jax.errors.JAXTypeError):
+            mend = (
+                "write it for one configuration alone in jax.numpy (jnp.where for an if), or, if "
+                "that cannot be, wrap it with demx.targets.black_box"
+            )
         raise ValueError(
             f"energy: could not be traced for one x of shape {space.shape} "
-            f"({_one_line(error)}); name the shape it is written for (dim, particles; --dim, "
-            "--shape), write it for one configuration alone in jax.numpy (jnp.where for an if), "
-            "or, if that cannot be, wrap it with demx.targets.black_box"
+            f"({_one_line(error, energy)}); {mend}"
         ) from error
     shape = getattr(out, "shape", None)
     if shape != ():
@@ -48,6 +55,25 @@ def check_shape(energy: Callable[[Array], Array], space: Space) -> None:
         raise ValueError(f"energy: expected a floating-point scalar, got dtype {out.dtype}")
 
 
+def _check_indices(energy: Callable[[Array], Array], space: Space) -> None:
+    """Stop early if the energy asks for a coordinate that x has not.
+
+    JAX takes the last one instead, and says nothing; an array of NumPy is not so kind. What else it
+    cannot do says nothing of the energy.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):
+            energy(np.ones(space.shape, np.float32))
+    except IndexError as error:
+        raise ValueError(
+            f"energy: asks for what one x of shape {space.shape} has not "
+            f"({_one_line(error, energy)}); name the shape it is written for (dim, particles; "
+            "--dim, --shape)"
+        ) from error
+    except Exception:
+        return
+
+
 def check_energy(energy: Callable[[Array], Array], space: Space, scale: float = 1.0) -> None:
     """Stop early if the energy is not a finite scalar: shape by tracing, values at 256 points.
 
@@ -57,6 +83,7 @@ def check_energy(energy: Callable[[Array], Array], space: Space, scale: float = 
     Of particles some of the points are images of others: their energies must be the same.
     """
     check_shape(energy, space)
+    _check_indices(energy, space)
     points = scale * normal(jax.random.key(0), space, (CHECKED,))
     if isinstance(space, MeanFree):
         keys = jax.random.split(jax.random.key(1), IMAGES)
@@ -107,5 +134,10 @@ _MEND = (
 )
 
 
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+def _one_line(error: Exception, energy: Callable | None = None) -> str:
+    """What is wrong, and in which line of the energy's own file."""
+    file = getattr(getattr(energy, "__code__", None), "co_filename", None)
+    steps = traceback.extract_tb(error.__traceback__)
+    lines = [step.lineno for step in steps if step.filename == file]
+    at = f" in line {lines[-1]}" if lines else ""
+    return f"{type(error).__name__}{at}: {next(iter(str(error).splitlines()), '')}"
