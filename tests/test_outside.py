@@ -191,7 +191,7 @@ def test_what_a_name_can_be(place, name, options, shape):
         (["mine.py:by_numpy", "--dim", 2], "wrap it with demx.targets.black_box"),
         (["mine.py:vector", "--dim", 2], "expected a scalar for one x of shape (2,), got shape"),
         (["mine.py:nothing", "--dim", 2], "expected a scalar for one x of shape (2,), got None"),
-        (["mine.py:raises", "--dim", 2], "KeyError in line 63: 'no such parameter'"),
+        (["mine.py:raises", "--dim", 2], "KeyError in line 48: 'no such parameter'"),
         (["mine.py:energy", "--shape", "4,3"], "with --symmetry particles"),
         (["mine.py:energy", "--shape", "4"], "--shape 4: one number; say --dim 4"),
         (["mine.py:energy", "--shape", "4,x"], "--shape: expected whole numbers"),

@@ -34,7 +34,8 @@ LOOPS = 20  # outer loops that a budget should have room for
 SLACK = 4  # that full sizes of what JAX compiles may miss it by: a clock alone changes no run
 PATIENCE = 600.0  # seconds for that many of them, if there is no budget
 MOST_RUNGS = 16  # temperatures of moves, enough for 146 dimensions
-MOST_BY_WEIGHT = 20  # degrees of freedom beyond which weights are of no use
+# degrees of freedom beyond which weights are of no use: particles come together from anywhere
+MOST_BY_WEIGHT, MOST_OF_PARTICLES = 4, 20
 
 
 class Probe(NamedTuple):
@@ -116,10 +117,14 @@ def settings(space: Space, seen: Probe) -> dict[str, dict[str, Any]]:
     """Sections of a configuration for mass spread over σ_d that is s wide at one place.
 
     Noise reaches from 3.5 σ_d, where nothing but a normal is left to see, to a third of s; the
-    control variate knows s. For particles, whose importance weights collapse, x_0 is kept and the
-    buffer is moved towards p_0 by HMC; K falls with the degrees of freedom. Where these are many
-    walks on p(x_0 | x_t) take the place of weights, for particles or not; without particles the
-    moves are those of parallel tempering.
+    control variate knows s. The sampler begins at a normal about 0; where the mean of the mass is
+    m its density is then off by a factor exp(-x·m/σ_max²), and so are the shares of modes. So noise
+    reaches twice as far where there are no particles, whose mean is 0.
+
+    x_0 is kept, and the buffer is moved towards p_0 by HMC (without particles parallel tempering):
+    where weights collapse the self-normalised mean is biased, towards wide modes. Of particles K
+    falls with the degrees of freedom. Where these are many walks on p(x_0 | x_t) take the place of
+    weights, for particles or not.
     """
     narrow, wide = math.sqrt(seen.local_variance), seen.spread
     narrow = min(narrow, wide)
@@ -134,27 +139,32 @@ def settings(space: Space, seen: Probe) -> dict[str, dict[str, Any]]:
         "estimator": {"kind": "mixed", "local_variance": seen.local_variance},
         "stopping": {"patience": 10},
     }
-    small = space.dof <= MOST_BY_WEIGHT
-    if not isinstance(space, MeanFree):
+    particles = isinstance(space, MeanFree)
+    small = space.dof <= (MOST_OF_PARTICLES if particles else MOST_BY_WEIGHT)
+    if not particles:
         # angles fine enough to tell one narrow place from the next
         finest = _two_digits(min(max(2 * wide / narrow, 8.0), 50.0))
         network = {"kind": "mlp", "scale": finest}
+        training = {
+            "batch_size": 128, "new_samples": 128, "prior_fraction": 0.0, "schedule": "cosine",
+        }  # fmt: skip
+        sections |= {
+            "noise": sections["noise"] | {"sigma_max": _two_digits(7 * wide)},
+            "buffer": {"kind": "ring", "capacity": 2048},
+            "moves": {"num_steps": 100, "num_leapfrog": 8, "rungs": rungs(space.dof)},
+        }
         if small:
-            training = {"schedule": "cosine"}
-            return sections | {"network": network, "training": training, "evaluation": {"every": 4}}
+            return sections | {
+                "estimator": sections["estimator"] | {"wrap": ["conditional"]},
+                "network": network,
+                "training": training,
+                "evaluation": {"every": 4},
+            }
         del sections["estimator"]
         return sections | {
             "walk": {"local_variance": seen.local_variance},
-            "buffer": {"kind": "ring", "capacity": 2048},
-            "moves": {"num_steps": 100, "num_leapfrog": 8, "rungs": rungs(space.dof)},
             "network": network | {"width": 256, "embedding": 16},
-            "training": {
-                "outer_steps": 200,
-                "batch_size": 128,
-                "new_samples": 128,
-                "prior_fraction": 0.0,
-                "schedule": "cosine",
-            },
+            "training": training | {"outer_steps": 200},
             "evaluation": {"every": 10},
         }
     samples = 2 ** round(math.log2(min(max(2048 / space.dof, 32), 512)))
