@@ -145,10 +145,14 @@ def settings(space: Space, seen: Probe) -> dict[str, dict[str, Any]]:
         # angles fine enough to tell one narrow place from the next
         finest = _two_digits(min(max(2 * wide / narrow, 8.0), 50.0))
         network = {"kind": "mlp", "scale": finest}
-        training = {
-            "batch_size": 128, "new_samples": 128, "prior_fraction": 0.0, "schedule": "cosine",
-        }  # fmt: skip
         sections |= {
+            "training": {
+                "outer_steps": 200,
+                "batch_size": 128,
+                "new_samples": 128,
+                "prior_fraction": 0.0,
+                "schedule": "cosine",
+            },
             "noise": sections["noise"] | {"sigma_max": _two_digits(7 * wide)},
             "buffer": {"kind": "ring", "capacity": 2048},
             "moves": {"num_steps": 100, "num_leapfrog": 8, "rungs": rungs(space.dof)},
@@ -157,14 +161,12 @@ def settings(space: Space, seen: Probe) -> dict[str, dict[str, Any]]:
             return sections | {
                 "estimator": sections["estimator"] | {"wrap": ["conditional"]},
                 "network": network,
-                "training": training,
                 "evaluation": {"every": 4},
             }
         del sections["estimator"]
         return sections | {
             "walk": {"local_variance": seen.local_variance},
             "network": network | {"width": 256, "embedding": 16},
-            "training": training | {"outer_steps": 200},
             "evaluation": {"every": 10},
         }
     samples = 2 ** round(math.log2(min(max(2048 / space.dof, 32), 512)))

@@ -199,9 +199,10 @@ def _weights(found: Evaluation) -> list[str]:
             f"The weights hold (k̂ = {k:.2f}) but rest on {100 * share:.1f} % of the samples."
         )
     elif disputed:
+        said += disputed
         said.append(
-            f"{disputed[0]} k̂ = {k:.2f} and an ESS of {share:.2f} speak for the weights, as far as "
-            f"{found.metrics['ess'].n} of them can."
+            f"The weights look reliable (k̂ = {k:.2f}, ESS {share:.2f}), as far as "
+            f"{found.metrics['ess'].n} of them can tell."
         )
     else:
         said.append(f"The importance weights can be trusted (k̂ = {k:.2f}, ESS {share:.2f}).")
