@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from demx import resolve
+from demx.evaluate.evaluation import Metric
 from demx.evaluate.profile import bins_over, profile
 from demx.report import figures, sections
 from demx.report.shown import Cloud, Shown
@@ -119,3 +120,25 @@ def test_a_band_is_drawn_where_there_are_errors_and_the_caption_says_so(rng):
         assert bool(band) == (chains != 1)
         if chains == 4:
             assert max(band) < 1.1 < axes.lines[0].get_xdata().max()
+
+
+@pytest.mark.parametrize(
+    "weighted, gap, told", [(2.0, None, True), (1.1, None, False), (2.0, 0.0, False)]
+)
+def test_a_profile_that_the_weights_deny_says_so(weighted, gap, told, rng):
+    """Not of samples that have weights themselves, here all the same."""
+    x = rng.normal(size=(400, 2)).astype(np.float32)
+    hill = FunctionTarget(lambda x: 0.5 * jnp.sum(x * x), Euclidean(2))
+    found = types.SimpleNamespace(
+        metrics={
+            "energy_mean": Metric(1.0, 0.1),
+            "energy_mean_weighted": Metric(weighted, 0.01),
+            "psis_k": Metric(0.2, 0.1),
+        }
+    )
+    log_weight = None if gap is None else np.full(400, gap)
+    cloud = Cloud(x, np.zeros(400), log_weight)
+    page = sections.free_energy(
+        Shown(types.SimpleNamespace(target=hill), found, cloud, cloud, None, 0, 0), None
+    )
+    assert ("the weights disagree with them" in page) == told

@@ -1,5 +1,7 @@
 """An evaluation in plain words: what is at the floor, what is not, how far to trust it."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from demx.evaluate.evaluation import Evaluation, Metric
@@ -163,6 +165,13 @@ def _modes(found: Evaluation) -> list[str]:
     return []
 
 
+def disputed(metrics: Mapping[str, Metric]) -> list[str]:
+    """What is said where reliable weights deny samples without weights their mean energy."""
+    if "energy_mean_weighted" not in metrics or not metrics["psis_k"].value < RELIABLE_K:
+        return []
+    return _by_weight(metrics["energy_mean"], metrics["energy_mean_weighted"])
+
+
 def _by_weight(plain: Metric, weighted: Metric) -> list[str]:
     """Whether samples without weights have the mean energy that weights say is p's."""
     joint = np.hypot(plain.standard_error, weighted.standard_error)
@@ -181,9 +190,7 @@ def _weights(found: Evaluation) -> list[str]:
     if "psis_k" not in found.metrics:
         return []
     k, share = found.metrics["psis_k"].value, found.metrics["ess"].value
-    said, known, disputed = [], found.metrics["log_z_is"], []
-    if k < RELIABLE_K and "energy_mean_weighted" in found.metrics:
-        disputed = _by_weight(found.metrics["energy_mean"], found.metrics["energy_mean_weighted"])
+    said, known = [], found.metrics["log_z_is"]
     if k < RELIABLE_K and known.gap is not None and abs(known.gap) >= SLIGHT:
         said.append(
             f"k̂ = {k:.2f} is small, yet log Z is {abs(known.gap):.0f} standard errors from its "
@@ -198,8 +205,8 @@ def _weights(found: Evaluation) -> list[str]:
         said.append(
             f"The weights hold (k̂ = {k:.2f}) but rest on {100 * share:.1f} % of the samples."
         )
-    elif disputed:
-        said += disputed
+    elif denied := disputed(found.metrics):
+        said += denied
         said.append(
             f"The weights look reliable (k̂ = {k:.2f}, ESS {share:.2f}), as far as "
             f"{found.metrics['ess'].n} of them can tell."

@@ -7,7 +7,7 @@ import numpy as np
 
 from demx.display import html_table, with_error
 from demx.errors import UserError
-from demx.evaluate import metrics, observables
+from demx.evaluate import metrics, observables, verdict
 from demx.evaluate.profile import Profile, bins_over, profile
 from demx.evaluate.summary import cells
 from demx.report import document, figures, tables
@@ -214,6 +214,11 @@ def free_energy(shown: Shown, coordinate: Coordinate | None) -> str:
     words = f"-log of the density of {name}, {errors}" + (
         "." if true is None else "; 0 is the lowest point of the reference."
     )
+    if shown.cloud.log_weight is None and shown.found and verdict.disputed(shown.found.metrics):
+        words += (
+            " These samples have no weights, and the weights disagree with them (above): demx "
+            "sample --weights, then demx report --samples, shows them by their weights."
+        )
     return document.section("Free energy", document.figure(drawn, words))
 
 
