@@ -110,7 +110,8 @@ def test_the_whole_path_of_a_file(place, command):
     found = json.loads(command("evaluate", run, *small).out)
     assert found["target"] == "mine:energy" and "energy_mean" in found["metrics"]
     command("report", run, "-n", 40)
-    assert "mine:energy" in (run / "report.html").read_text()
+    page = (run / "report.html").read_text()
+    assert "mine:energy" in page and "for the figures, 8 to open the run." in page
     judged = command("evaluate", "drawn.npz", "--target", "mine.py:energy", "--dim", 2, *small[:2])
     assert "energy_mean" in judged.out
     (place / "mine.py").write_text(FILE.replace("x - 1.0", "x - 1.1"))

@@ -18,6 +18,7 @@ from demx.pace import watched
 from demx.report import document, figures, sections
 from demx.report.sections import Coordinate
 from demx.report.shown import Shown
+from demx.resolve import opening_calls
 from demx.samples import Origin, Stored, read
 from demx.store import write_atomic
 from demx.targets.black_box import BlackBox
@@ -28,7 +29,8 @@ def write(
 ) -> tuple[Path, list[str]]:
     """Sample, evaluate, draw, and write run/report.html; returns its path and the verdict."""
     fitted, path = api.load(run), run / "report.html"
-    shown = _shown(fitted, n, coordinate, samples)
+    opening = opening_calls(fitted.config, fitted.target)
+    shown = _shown(fitted, n, coordinate, samples)._replace(opening_calls=opening)
     write_atomic(path, _page(shown, coordinate).encode())
     return path, shown.found.verdict
 
@@ -123,7 +125,8 @@ def _costs(shown: Shown) -> str:
         f"{p.step} of {fitted.method.outer_steps} outer loops in {p.seconds:.0f} s.{file} "
         f"Energy calls: {p.energy_calls:,} for training, {p.evaluation_calls:,} for watching it, "
         f"{shown.found.samples.energy_calls:,} for the metrics, "
-        f"{shown.energy_calls + figures.contour_calls(fitted.target):,} for the figures."
+        f"{shown.energy_calls + figures.contour_calls(fitted.target):,} for the figures"
+        f"{f', {shown.opening_calls} to open the run' if shown.opening_calls else ''}."
     )
 
 

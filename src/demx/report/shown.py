@@ -25,7 +25,7 @@ class Shown(NamedTuple):
     """What a page shows: samples as they were drawn, `even` ones without weights, the reference.
 
     bad: samples that are not finite. energy_calls: what the samples and their energies have cost,
-    where they were made for the figures alone.
+    where they were made for the figures alone. opening_calls: what opening the run has cost.
     file: that the samples come from, if they were not drawn for the page.
     """
 
@@ -37,6 +37,7 @@ class Shown(NamedTuple):
     bad: int
     energy_calls: int
     file: str = ""
+    opening_calls: int = 0
 
     @classmethod
     def of(cls, fitted: Fitted, found: Assessment | None, n: int, seed: int = 2) -> "Shown":
