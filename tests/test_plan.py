@@ -1,5 +1,6 @@
 """A budget that ends a run early is planned for: the rate falls to 0 with it."""
 
+import itertools
 import math
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 import demx
 from demx import interruption
 from demx import train as training_loop
-from demx.budget import Budget
+from demx.budget import Budget, Looks
 from demx.methods.training import Fall, Training, falling
 from demx.train import train
 from demx.types import Info, Method, Samples
@@ -217,7 +218,7 @@ def looked_at(calls, known, every=2, keeper=None, cost=15):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("calls", [39, 40, 55, 193, 199, 200, 207, 210, 214])
+@pytest.mark.parametrize("calls", [39, 40, 60, 193, 199, 200, 207, 210, 214])
 def test_looks_are_within_the_budget(calls):
     for known in (True, False):
         trained = looked_at(calls, known)
@@ -228,6 +229,18 @@ def test_looks_are_within_the_budget(calls):
         assert p.all_calls <= calls < 10 * (steps + 1) + 15 * math.ceil((steps + 1) / 2)
         before = 2 if not known else 0  # nothing is known of looks before the first
         assert ends(trained)[before:] == [steps] * (steps - before)
+
+
+@pytest.mark.parametrize("cost", [3, 15, 40, 90])
+def test_a_larger_budget_trains_hardly_less(cost):
+    """Not by more than half where looks begin to be affordable, and a step is always made."""
+    steps = [looked_at(calls, True, cost=cost).progress.step for calls in range(10, 400, 10)]
+    assert min(steps) >= 1
+    assert all(after >= before // 2 for before, after in itertools.pairwise(steps))
+
+
+def test_a_budget_may_be_larger_than_numbers_of_the_machine():
+    assert Budget(energy_calls=1e30).room(0.0, 0, 10, None, None, Looks(5, 100)) > 1e12
 
 
 def test_looks_that_would_take_most_of_a_budget_are_not_made():

@@ -11,7 +11,7 @@ from demx.errors import UserError
 from demx.evaluate.evaluation import comparisons
 from demx.evaluate.reference import is_invariant, symmetrise
 from demx.space import MeanFree, image, normal
-from demx.targets.function import FunctionTarget
+from demx.targets.function import CALLS, FunctionTarget
 
 KINDS = (7, 3, 7, 3, 3)
 SPACE = MeanFree(5, 3, KINDS)
@@ -99,6 +99,6 @@ def test_an_energy_that_is_not_symmetric_is_refused():
     with pytest.raises(UserError, match=r"turned, reflected or exchanged, got .*name the species"):
         resolve.open_target(ionic, {}, particles=(5, 3))
     opened = resolve.open_target(ionic, {}, particles=(5, 3), species=KINDS)
-    assert opened.target.space == SPACE and opened.energy_calls == 256
+    assert opened.target.space == SPACE and opened.energy_calls == CALLS
     with pytest.raises(UserError, match="species: only for particles"):
         resolve.open_target(lambda x: jnp.sum(x**2), {}, dim=5, species=KINDS)

@@ -189,6 +189,18 @@ def test_energies_that_are_refused(energy, match):
         check_energy(energy, Euclidean(3))
 
 
+def test_padded_tables_of_indices_are_no_mistake():
+    """An index of N says that there is no neighbour: JAX takes the last one, and it is masked."""
+    table = jnp.array([[0, 1, 4, 4], [2, 3, 4, 4]])
+    for energy in (
+        lambda x: jnp.sum(jnp.where(table < 4, x[table] ** 2, 0)) + x[3],
+        lambda x: jnp.sum(jnp.where(table < 4, (2 * jnp.sin(x))[table] ** 2, 0)),
+    ):
+        check_energy(energy, Euclidean(4))
+    with pytest.raises(ValueError, match=r"has not \(IndexError"):
+        check_energy(lambda x: jnp.sum(x**2) + jnp.sum(x[:2] * x[4]), Euclidean(4))
+
+
 def test_some_points_without_a_number_are_warned_of():
     """log(x + 1) at normal points: P(x < -1) = 0.159, of 256 points 41 ± 6."""
     with pytest.warns(UserWarning, match=r"energy: [2-5]\d of 256 .*counted as bad.*logarithm"):

@@ -80,8 +80,10 @@ def test_samples_whose_mean_energy_the_weights_deny_are_told(plain, k, said):
         "psis_k": Metric(k, 0.1), "ess": Metric(0.5, 0.1, 1.0), "log_z_is": Metric(0.0, 0.1),
         "log_z_lower": Metric(0.0, 0.1),
     }  # fmt: skip
-    told = verdict.sentences(Evaluation(metrics, 10, 1, 0, 0))
-    assert any("standard errors from that by the weights, 2." in s for s in told) == said
+    for share in (0.5, 0.05):  # also of weights that rest on a few samples
+        metrics["ess"] = Metric(share, 0.01, 1.0)
+        told = verdict.sentences(Evaluation(metrics, 10, 1, 0, 0))
+        assert any("standard errors from that by the weights, 2." in s for s in told) == said
 
 
 def test_perfect_samples_are_not_accused_by_weights_of_a_density_that_is_narrow(rng):

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from demx import config as configuration
 from demx.beginning import beginning
-from demx.budget import Budget, parse_budget
+from demx.budget import Budget, Looks, parse_budget
 from demx.errors import UserError
 from demx.fitted import Fitted, LogZ, log_z
 from demx.glance import Glance
@@ -92,10 +92,11 @@ def fit(
     console = Console(stderr=True, quiet=not progress)
     _say_cost(built, made, config, limit, console)
     glance = Glance(made, built, n, sets)
-    if every and glance.calls > limit.energy_calls / 2:
+    looks = Looks(every, glance.calls)
+    if limit.looks(looks, made.calls_at_init, made.calls_per_step, outer_steps) != looks:
         console.print(
             f"the samples are not looked at while training: a look takes {short(glance.calls)} "
-            "energy calls, more than half of the budget",
+            "energy calls, and looks would cost more than half of the training",
             highlight=False,
         )
     with contextlib.ExitStack() as stack:

@@ -33,6 +33,17 @@ class Budget:
         # a step that would go beyond the energy calls is not begun
         return energy_calls + calls_per_step > self.energy_calls or seconds >= self.seconds
 
+    def looks(self, looks: Looks, before: int, calls_per_step: int, outer_steps: int) -> Looks:
+        """The same, or none, where they would cost more than half of the steps that there is room
+        for after `before` calls."""
+        if math.isinf(self.energy_calls) or not calls_per_step:
+            return looks
+        left = self.energy_calls - before
+        with_looks, without = (
+            min(outer_steps, _steps(left, calls_per_step, each, 0)) for each in (looks, Looks())
+        )
+        return Looks() if 2 * with_looks < without else looks
+
     def room(
         self,
         seconds: float,
@@ -51,16 +62,20 @@ class Budget:
         """
         by_calls = by_time = math.inf
         if calls_per_step and math.isfinite(self.energy_calls):
-            left = self.energy_calls - energy_calls
-            most = max(0, int(left // calls_per_step))
-            cost = lambda more: more * calls_per_step + looks.cost(step, more)  # noqa: E731
-            by_calls = bisect.bisect_right(range(most + 1), left, key=cost) - 1
+            by_calls = _steps(self.energy_calls - energy_calls, calls_per_step, looks, step)
         if pace is not None and math.isfinite(self.seconds):
             if grace is None:
                 by_time = math.ceil((self.seconds - seconds) / max(pace, 1e-9))
             else:
                 by_time = ((1 + grace) * self.seconds - seconds) // max(pace, 1e-9)
         return max(0.0, min(by_calls, by_time))
+
+
+def _steps(left: float, calls_per_step: int, looks: Looks, step: int) -> int:
+    """The most steps that, with their looks, take no more than the energy calls that are left."""
+    most = int(max(0.0, min(left // calls_per_step, 2.0**53)))  # beyond is beyond anybody
+    cost = lambda more: more * calls_per_step + looks.cost(step, more)  # noqa: E731
+    return max(0, bisect.bisect_right(range(most + 1), left, key=cost) - 1)
 
 
 def parse_budget(text: Any) -> Budget:

@@ -71,7 +71,7 @@ class Drawing(NamedTuple):
             return None
         sizes = self._sizes(n)
         found = sum(map(self.method.sample_calls, sizes))
-        if how.weights and self.method.log_prob is not None:
+        if how.weights and self.method.log_prob is not None and not self.method.weighted:
             found += n  # weights of paths come with them, those of a density take an energy each
         if how.correct is None:
             return found

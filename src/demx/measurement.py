@@ -52,7 +52,7 @@ def measure(target: Target, scale: float | None, until: float, most: float, quie
         if calls > most:
             raise UserError(
                 f"budget: a probe of this energy takes {'at least ' * least}{calls:,} calls, and "
-                f"{most:,.0f} are left; a larger budget is needed, or {WITHOUT}"
+                f"{max(0.0, most):,.0f} are left; a larger budget is needed, or {WITHOUT}"
             )
         return time.perf_counter() >= until
 

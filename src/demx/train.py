@@ -102,7 +102,7 @@ def train(
     `validation`, if there is one, decides which state is kept, of those that were looked at, and,
     with `stopping`, when to end. look_calls: what they cost, as far as it is known before the
     first. Of a budget of energy calls those of the looks to come are kept back, also of the end's;
-    but there are none if the first would take more than half of it.
+    but there are none if they would cost more than half of the steps.
     spent: seconds of the budget that went by before, of a run that begins here.
     Before every step the method is told after which the run is to end (`Method.plan`): the last,
     or what the budget has room for (of time: by the pace so far, once a step has shown it that
@@ -135,11 +135,12 @@ def train(
                 keeper.save((state, kept), asdict(progress) | {"ended": why})
                 saved = progress, why
 
+        known = Looks(every if evaluate else 0, look_calls)
+        known = budget.looks(known, method.calls_at_init, method.calls_per_step, outer_steps)
+
         def looks() -> Looks:
-            too_dear = not progress.look_calls and look_calls > budget.energy_calls / 2
-            if evaluate is None or too_dear:
-                return Looks()
-            return Looks(every, progress.look_calls or look_calls)
+            measured = progress.look_calls
+            return Looks(every if evaluate else 0, measured) if measured else known
 
         def room() -> float:
             return budget.room(

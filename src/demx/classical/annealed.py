@@ -108,6 +108,10 @@ def _method(target: Target, settings: Annealed, plan, below: float) -> Method:
         lost = bad & ~jnp.isfinite(particles.log_weight)
         return x, particles.log_weight, lost, bad_calls, jnp.mean(told.acceptance)
 
+    def sample_calls(n: int) -> int:
+        """Of all particles, also those of the last group that nobody asked for."""
+        return sum(group.count * group.rows for group in plan(n)) * calls
+
     def sample(key: PRNGKeyArray, state: State, n: int) -> Samples:
         groups = plan(n)
         made = [run(jax.random.fold_in(key, i), state, g) for i, g in enumerate(groups)]
@@ -116,7 +120,7 @@ def _method(target: Target, settings: Annealed, plan, below: float) -> Method:
         return Samples(
             x[:n],
             log_weight[:n],
-            energy_calls=len(x) * calls,
+            energy_calls=sample_calls(n),
             bad=int(jnp.sum(lost[:n])),
             island=jnp.arange(n) // groups[0].rows,
             acceptance=float(jnp.mean(jnp.stack(acceptance))),
@@ -131,4 +135,5 @@ def _method(target: Target, settings: Annealed, plan, below: float) -> Method:
         sample_weighted=sample,
         outer_steps=settings.outer_steps,
         weighted=True,
+        sample_calls=sample_calls,
     )

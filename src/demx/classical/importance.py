@@ -141,7 +141,11 @@ def importance(target: Target, settings: Importance) -> Method:
         made = zip(*(draw(key, state, rows) for key in keys), strict=True)
         x, log_prob, log_weight, bad = (jnp.concatenate(part) for part in made)
         wrong = int(jnp.sum(bad[:n]))
-        return Samples(x[:n], log_weight[:n], log_prob[:n], energy_calls=len(x), bad=wrong)
+        return Samples(x[:n], log_weight[:n], log_prob[:n], energy_calls=sample_calls(n), bad=wrong)
+
+    def sample_calls(n: int) -> int:
+        rows = min(n, size)
+        return rows * -(-n // rows)
 
     @eqx.filter_jit
     def log_prob(state: State, xs: Float[Array, "n ..."]) -> Float[Array, " n"]:
@@ -156,4 +160,5 @@ def importance(target: Target, settings: Importance) -> Method:
         sample_weighted=sample,
         outer_steps=settings.outer_steps,
         weighted=True,
+        sample_calls=sample_calls,
     )

@@ -169,6 +169,9 @@ def disputed(metrics: Mapping[str, Metric]) -> list[str]:
     """What is said where reliable weights deny samples without weights their mean energy."""
     if "energy_mean_weighted" not in metrics or not metrics["psis_k"].value < RELIABLE_K:
         return []
+    gap = metrics["log_z_is"].gap if "log_z_is" in metrics else None
+    if gap is not None and abs(gap) >= SLIGHT:  # log Z is known, and refutes them
+        return []
     return _by_weight(metrics["energy_mean"], metrics["energy_mean_weighted"])
 
 
@@ -202,6 +205,7 @@ def _weights(found: Evaluation) -> list[str]:
             "means and log Z may be far off."
         )
     elif share < FEW:
+        said += disputed(found.metrics)
         said.append(
             f"The weights hold (k̂ = {k:.2f}) but rest on {100 * share:.1f} % of the samples."
         )

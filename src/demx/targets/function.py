@@ -55,6 +55,17 @@ def check_shape(energy: Callable[[Array], Array], space: Space) -> None:
         raise ValueError(f"energy: expected a floating-point scalar, got dtype {out.dtype}")
 
 
+class _Strict(np.ndarray):
+    """An array that refuses an index beyond its end, as NumPy does, but takes arrays of indices as
+    JAX does: tables are padded with such, and what they find is masked."""
+
+    def __getitem__(self, index):
+        for part in index if isinstance(index, tuple) else (index,):
+            if isinstance(part, (list, np.ndarray, jax.Array)):
+                return jnp.asarray(np.asarray(self))[index]
+        return super().__getitem__(index)
+
+
 def _check_indices(energy: Callable[[Array], Array], space: Space) -> None:
     """Stop early if the energy asks for a coordinate that x has not.
 
@@ -63,7 +74,7 @@ def _check_indices(energy: Callable[[Array], Array], space: Space) -> None:
     """
     try:
         with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):
-            energy(np.ones(space.shape, np.float32))
+            energy(np.ones(space.shape, np.float32).view(_Strict))
     except IndexError as error:
         raise ValueError(
             f"energy: asks for what one x of shape {space.shape} has not "
