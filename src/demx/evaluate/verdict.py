@@ -9,7 +9,7 @@ from demx.evaluate.weights import RELIABLE_K
 
 SLIGHT = 3.5  # standard errors
 # of a weighted mean: where q is a little too narrow and its draws missed the tail, they are too
-# small, and perfect samples are 3.5 of them off in a few cases of a hundred (tests/test_trial.py)
+# small, and perfect samples are sometimes 3.5 of them off (tests/test_trial.py)
 CLEAR = 7.0
 # R-hat beyond which chains are nowhere near each other, or, if that is more, twice as far from 1 as
 # perfect ones may be
